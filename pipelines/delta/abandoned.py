@@ -8,7 +8,9 @@ from __future__ import annotations
 import contextlib
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from pyspark.sql import SparkSession
 
 from cdc_core import errors
 from cdc_core.tables import definition
@@ -18,9 +20,6 @@ from pipelines import clock
 from pipelines.delta import local_log, table_errors
 from pipelines.spark import jvm
 from pipelines.spark import session as sparks
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 FIRST = f"{0:020}.json"
 

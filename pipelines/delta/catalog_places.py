@@ -6,16 +6,13 @@ the catalog takes no part in its commits. In Unity Catalog and on Databricks it 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pyspark.sql import SparkSession
 
 from cdc_core.tables import layout as tables
 from pipelines.delta import table_errors
 from pipelines.spark import conf as spark_conf
 from pipelines.spark import jvm
 from pipelines.spark import session as sparks
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 _PREFIX = f"`{tables.SPARK_CATALOG}`."
 

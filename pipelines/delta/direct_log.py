@@ -15,11 +15,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import pyarrow as pa
 from py4j.protocol import Py4JError, Py4JJavaError
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from cdc_core.tables import definition
@@ -39,15 +40,11 @@ from pipelines.delta import (
     table_schema,
     upsert,
 )
+from pipelines.delta.key_search import Places
 from pipelines.delta.log_actions import CONVERTERS, DELTA, Fence
 from pipelines.delta.table_files import TableFiles
 from pipelines.spark import jvm
 from pipelines.spark import session as sparks
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-
-    from pipelines.delta.key_search import Places
 
 log = logging.getLogger(__name__)
 

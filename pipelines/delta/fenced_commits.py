@@ -17,7 +17,9 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from pyspark.sql import SparkSession
 
 from cdc_core import errors
 from cdc_core.tables import claims
@@ -27,9 +29,6 @@ from pipelines.delta import direct_log, local_log, owners, table_errors, table_h
 from pipelines.delta.local_log import Commit
 from pipelines.delta.log_actions import Fence
 from pipelines.spark import failures as spark_failures
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 REFUSED = (errors.OwnershipLost, errors.CommitConflict, errors.StorageExhausted, *table_errors.SPARK_ERRORS)
 """Errors of a commit that is certainly not in the log."""

@@ -5,15 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from pyspark.sql import SparkSession
 
 from cdc_core.tables import definition
 from pipelines import clock
 from pipelines.delta import data_file
 from pipelines.spark import jvm
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 DELTA = "org.apache.spark.sql.delta"
 CONVERTERS = "scala.jdk.javaapi.CollectionConverters"

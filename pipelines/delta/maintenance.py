@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from py4j.protocol import Py4JError
+from pyspark.sql import SparkSession
 
 from cdc_core import errors
 from cdc_core.tables import definition
@@ -24,9 +24,6 @@ from pipelines.delta import (
 )
 from pipelines.delta import tables as delta
 from pipelines.delta.writer import Writer
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 MUCH_DELETED = 0.3
 """The share of deleted rows, from 0 to 1, above which a file is rewritten."""

@@ -6,19 +6,16 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark.sql import DataFrame, SparkSession
 
 from cdc_core.sql import arrow
 from cdc_core.tables import definition
 from cdc_core.tables import layout as tables
 from pipelines.delta import catalog_places, data_file, direct_log, local_log, store_exclusion, table_errors
 from pipelines.delta import tables as delta
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
 
 PROPERTIES = {
     "delta.enableDeletionVectors": "false",

@@ -12,8 +12,10 @@ import uuid
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import WeakValueDictionary
+
+from pyspark.sql import SparkSession
 
 from cdc_core import errors
 from cdc_core.tables import claims
@@ -21,9 +23,6 @@ from cdc_core.tables import layout as tables
 from pipelines import clock
 from pipelines.delta import table_history
 from pipelines.delta.local_log import Commit
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 HELD: WeakValueDictionary[str, object] = WeakValueDictionary()
 """The writers of this process that still hold their claim, by the `writer` of their identity."""

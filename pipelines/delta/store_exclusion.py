@@ -12,7 +12,9 @@ import os
 import uuid
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from pyspark.sql import SparkSession
 
 from cdc_core import errors
 from cdc_core.tables import layout as tables
@@ -21,9 +23,6 @@ from pipelines.spark import conf as spark_conf
 from pipelines.spark import failures as spark_failures
 from pipelines.spark import jvm, log_store, stores
 from pipelines.spark import session as sparks
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 BY_RENAME = frozenset({"abfs", "abfss", "adl", "wasb", "wasbs", "hdfs", "viewfs"})
 """Schemes of stores whose rename fails if the name exists; Delta's default log stores rely on it."""

@@ -12,7 +12,9 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
+
+from pyspark.sql import Row, SparkSession
 
 from cdc_core import errors
 from cdc_core.tables import claims
@@ -20,10 +22,6 @@ from cdc_core.tables import layout as tables
 from pipelines.delta import local_log, stored_files, table_errors
 from pipelines.delta.local_log import Commit
 from pipelines.delta.table_errors import Answer
-
-if TYPE_CHECKING:
-    from pyspark.sql import Row, SparkSession
-
 
 RESTORED = "restored"
 """Key in the metadata of a claim after a RESTORE: the version that was claimed. Carried over until the layer commits itself."""

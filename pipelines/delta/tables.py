@@ -14,7 +14,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from pyspark.sql import Row, SparkSession
+from pyspark.sql.types import StructType
 
 from cdc_core import errors
 from cdc_core.tables import definition
@@ -38,10 +41,6 @@ from pipelines.delta.table_errors import Answer
 from pipelines.spark import failures as spark_failures
 from pipelines.spark import jvm
 from pipelines.spark import session as sparks
-
-if TYPE_CHECKING:
-    from pyspark.sql import Row, SparkSession
-    from pyspark.sql.types import StructType
 
 
 def layout(lakehouse: Any) -> tables.Layout:

@@ -13,10 +13,12 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.types import StructType
 
 from cdc_core import errors
 from cdc_core.tables import definition
@@ -40,14 +42,9 @@ from pipelines.delta import (
 )
 from pipelines.delta import tables as delta
 from pipelines.delta.fenced_commits import CommitPosition
+from pipelines.delta.key_search import Places
 from pipelines.delta.log_actions import Fence
 from pipelines.delta.statement_commits import StatementCommits
-
-if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
-    from pyspark.sql.types import StructType
-
-    from pipelines.delta.key_search import Places
 
 log = logging.getLogger(__name__)
 
