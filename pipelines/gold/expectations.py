@@ -15,26 +15,22 @@ import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from cdc_core import errors
 from cdc_core.expectations import suite as suites
+from cdc_core.expectations.suite import Expectation, Suite
 from cdc_core.properties import types as values
+from cdc_core.settings.parse import Settings
 from pipelines import clock
 from pipelines.delta import ops_tables
 from pipelines.delta import tables as delta
 from pipelines.gold import great_expectations as library
 from pipelines.gold.candidate import Audit, Candidate
 from pipelines.settings import file as settings_file
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-
-    from cdc_core.expectations.suite import Expectation, Suite
-    from cdc_core.settings.parse import Settings
 
 SCHEMA = pa.schema(
     [

@@ -25,8 +25,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
+from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
@@ -39,12 +40,14 @@ from cdc_core.gold import versions
 from cdc_core.properties.source import FullUpdateType
 from cdc_core.schema import document_schema
 from cdc_core.schema import names as column_names
+from cdc_core.settings.parse import CollectionSettings, Settings
 from cdc_core.signals import signal as signals
 from cdc_core.silver import quarantine as quarantine_rules
 from cdc_core.silver import reduce
 from cdc_core.sql import merge as sql_merge
 from cdc_core.sql import table_columns
 from cdc_core.sql.names import identifier, literal
+from cdc_core.tables import layout as tables
 from cdc_core.typed import plan as typed
 from pipelines.bronze import collection_events, quarantine_table, registry, survey
 from pipelines.bronze import log as bronze_log
@@ -56,12 +59,6 @@ from pipelines.schema import batch_evolution, dropped, looks
 from pipelines.schema import log as schemas
 from pipelines.schema.document_typer import DocumentTyper
 from pipelines.spark import parallel
-
-if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, Row, SparkSession
-
-    from cdc_core.settings.parse import CollectionSettings, Settings
-    from cdc_core.tables import layout as tables
 
 log = logging.getLogger(__name__)
 

@@ -7,17 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+
+from pyspark.sql import SparkSession
 
 from cdc_core import errors
+from cdc_core.tables import layout as tables
 from pipelines.bronze import registry
 from pipelines.delta import table_history
 from pipelines.gold import current
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-    from cdc_core.tables import layout as tables
 
 GAP = "gap"
 """`HistoryPosition.has_gap` in the metadata of commits."""

@@ -8,25 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark.sql import SparkSession
 from pyspark.sql.types import StructField, StructType
 
 from cdc_core.sql import table_columns
+from cdc_core.tables import layout as tables
 from pipelines.bronze import survey
 from pipelines.delta import live_files, table_schema, upsert
 from pipelines.delta import tables as delta
 from pipelines.delta.live_files import LiveFiles
 from pipelines.delta.table_schema import NotReadable
+from pipelines.delta.writer import Writer
 from pipelines.gold import current
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-    from cdc_core.tables import layout as tables
-    from pipelines.delta.writer import Writer
 
 _STATE = ("__deleted", "__incomplete", "__known")
 """Silver's columns that say whether a row is a current document."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -25,13 +25,11 @@ from cdc_core.sql import table_columns
 from cdc_core.typed.decoding import without_collector
 from pipelines.bronze import batch_rows, collection_events, survey
 from pipelines.delta import live_files, table_schema, upsert
+from pipelines.delta.key_search import Places
+from pipelines.delta.live_files import LiveFiles
 from pipelines.gold.history import History
 from pipelines.gold.history_position import HistoryPosition
 from pipelines.schema import batch_evolution
-
-if TYPE_CHECKING:
-    from pipelines.delta.key_search import Places
-    from pipelines.delta.live_files import LiveFiles
 
 READ_BYTES = 4 * 2**30
 """For a few versions, the most bytes of files that are searched for them and copied from: two seconds' work."""

@@ -5,7 +5,9 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
 
 from cdc_core.models import sql_model
 from cdc_core.sql.names import identifier
@@ -13,9 +15,6 @@ from cdc_core.tables import layout as tables
 from pipelines.delta import stored_files, table_history
 from pipelines.delta import tables as delta
 from pipelines.gold import current
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
 
 
 @dataclass(frozen=True)

@@ -20,15 +20,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from pyspark.errors import AnalysisException
+from pyspark.sql import DataFrame, SparkSession
 
 from cdc_core import errors
 from cdc_core.models import graph, sql_model
 from cdc_core.properties import types as values
+from cdc_core.settings.parse import Settings
 from cdc_core.sql.names import identifier, literal
 from cdc_core.stream import filters
+from cdc_core.tables import layout as tables
 from pipelines.bronze import registry
 from pipelines.delta import tables as delta
 from pipelines.gold import model_table, queries
@@ -37,12 +39,6 @@ from pipelines.gold.model_inputs import ModelInputs, collection_table
 from pipelines.settings import file as settings_file
 from pipelines.spark import failures as spark_failures
 from pipelines.spark import session as sparks
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-
-    from cdc_core.settings.parse import Settings
-    from cdc_core.tables import layout as tables
 
 log = logging.getLogger(__name__)
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 import threading
 from collections import Counter
-from typing import TYPE_CHECKING
+
+from pyspark.sql import SparkSession
 
 from cdc_core import errors
 from cdc_core.models import sql_model
+from cdc_core.settings.parse import Settings
 from cdc_core.stream import filters
 from pipelines import standstill
 from pipelines.bronze import registry
@@ -18,11 +20,6 @@ from pipelines.gold import run as gold
 from pipelines.new_commits import NewCommits
 from pipelines.spark import failures as spark_failures
 from pipelines.spark import parallel
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-    from cdc_core.settings.parse import Settings
 
 MODELS_PAUSE_SECONDS = 10.0
 """The pause of a service between two runs of the models."""

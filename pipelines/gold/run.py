@@ -24,9 +24,12 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
+
+from pyspark.sql import SparkSession
 
 from cdc_core import errors
+from cdc_core.settings.parse import Settings
 from cdc_core.sql import table_columns
 from cdc_core.sql.names import identifier
 from cdc_core.tables import layout as tables
@@ -40,11 +43,6 @@ from pipelines.gold.table_claims import TableClaims
 from pipelines.new_commits import NewCommits
 from pipelines.spark import parallel
 from pipelines.spark.parallel import Outcome
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-    from cdc_core.settings.parse import Settings
 
 log = logging.getLogger(__name__)
 

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+
+from pyspark.sql import SparkSession
 
 from cdc_core.tables import definition
 from cdc_core.tables import layout as tables
 from pipelines import clock
 from pipelines.delta import maintenance
 from pipelines.delta.writer import Writer
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 
 @dataclass
