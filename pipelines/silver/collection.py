@@ -7,12 +7,14 @@ removes rows after a drop, a rename or a finished snapshot.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+
+from pyspark.sql import DataFrame, SparkSession
 
 from cdc_core.bronze.batch_range import BatchRange
 from cdc_core.bronze.collection_ends import Sweep
 from cdc_core.properties import unwrap as unwrap_options
 from cdc_core.schema import document_schema
+from cdc_core.settings.parse import CollectionSettings
 from cdc_core.silver import reduce
 from cdc_core.tables import layout as tables
 from pipelines.bronze import collection_events, quarantine_table, registry, survey
@@ -20,11 +22,6 @@ from pipelines.delta.writer import Writer
 from pipelines.schema import log as schemas
 from pipelines.schema.document_typer import DocumentTyper
 from pipelines.silver.read_ahead import ReadAhead
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-
-    from cdc_core.settings.parse import CollectionSettings
 
 
 @dataclass

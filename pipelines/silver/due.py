@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+
+from pyspark.sql import SparkSession
 
 from cdc_core.bronze.batch_range import BatchRange
 from cdc_core.bronze.collection_ends import Sweep
+from cdc_core.tables import layout as tables
 from pipelines.bronze import registry, survey
 from pipelines.silver.collection import CollectionWork
 from pipelines.silver.positions import Positions
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-    from cdc_core.tables import layout as tables
 
 IDLE_AT_A_TIME = 8
 """How many collections without events move their positions in one round."""

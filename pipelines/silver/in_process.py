@@ -10,19 +10,22 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from cdc_core.bronze import columns as bronze
 from cdc_core.bronze.batch_range import BatchRange
 from cdc_core.bronze.collection_ends import Sweep
+from cdc_core.properties import unwrap as unwrap_options
+from cdc_core.settings.parse import CollectionSettings
 from cdc_core.silver import reduce
 from cdc_core.sql import table_columns
+from cdc_core.tables import layout as tables
 from pipelines import helper_processes
-from pipelines.bronze import batch_rows, collection_events, quarantine_table, survey
+from pipelines.bronze import batch_rows, collection_events, quarantine_table, registry, survey
 from pipelines.delta import file_statistics, live_files, table_schema, upsert
 from pipelines.delta import tables as delta
 from pipelines.schema import batch_evolution
@@ -30,14 +33,6 @@ from pipelines.silver import batch as batches
 from pipelines.silver import deletes, evolve, in_process_fold, reduction
 from pipelines.silver.collection import CollectionWork, SilverCollection
 from pipelines.silver.read_ahead import Read, ReadAhead
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-    from cdc_core.properties import unwrap as unwrap_options
-    from cdc_core.settings.parse import CollectionSettings
-    from cdc_core.tables import layout as tables
-    from pipelines.bronze import registry
 
 SERVICE_EVENTS = 2_000
 """The most events that a service applies here: its Spark uses all cores, and the capture beside it needs this process."""

@@ -13,7 +13,9 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
+
+from pyspark.sql import DataFrame
 
 from cdc_core.bronze import collection_ends
 from cdc_core.bronze import columns as bronze
@@ -29,9 +31,6 @@ from pipelines.silver import deletes, evolve, in_process, reduction, sweeps, wri
 from pipelines.silver.batch import RowBatch, Step
 from pipelines.silver.collection import CollectionWork, SilverCollection
 from pipelines.spark import session as sparks
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
 
 # Log lines show this name: searches in logs must not depend on how the code is split into modules.
 log = logging.getLogger("pipelines.silver.collection")

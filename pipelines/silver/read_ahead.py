@@ -6,15 +6,12 @@ from __future__ import annotations
 import contextvars
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
+
+import pyarrow as pa
 
 from cdc_core.bronze.batch_range import BatchRange
-from pipelines.bronze import collection_events
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-    from pipelines.bronze import survey
+from pipelines.bronze import collection_events, survey
 
 AHEAD_BYTES = 2 * collection_events.PORTION_BYTES
 """The most bytes of documents that are held for the next range, beside those of the one that is applied."""

@@ -21,15 +21,15 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from cdc_core import errors
 from cdc_core.bronze.batch_range import BatchRange
 from cdc_core.schema import document_schema, evolution, retype
 from cdc_core.schema.document_schema import DocumentSchema
-from cdc_core.settings.parse import OnConflict
+from cdc_core.settings.parse import CollectionSettings, OnConflict, Settings
 from cdc_core.signals import signal as signals
 from cdc_core.tables import layout as tables
 from cdc_core.tables.layout import Layer
@@ -46,11 +46,6 @@ from pipelines.schema import log as schemas
 from pipelines.silver import ranges
 from pipelines.silver import tables as silver_tables
 from pipelines.silver.collection import CollectionWork, SilverCollection
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-
-    from cdc_core.settings.parse import CollectionSettings, Settings
 
 log = logging.getLogger(__name__)
 

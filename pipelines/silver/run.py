@@ -44,12 +44,15 @@ import time
 import uuid
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+
+from pyspark.sql import SparkSession
 
 from cdc_core import errors
+from cdc_core.properties import unwrap as unwrap_options
 from cdc_core.schema import document_schema, evolution
 from cdc_core.schema import names as column_names
-from cdc_core.settings.parse import OnConflict
+from cdc_core.settings.parse import OnConflict, Settings
+from cdc_core.tables import layout as tables
 from pipelines import clock
 from pipelines.bronze import collection_events, registry
 from pipelines.bronze import log as bronze_log
@@ -64,13 +67,6 @@ from pipelines.silver import tables as silver_tables
 from pipelines.silver.collection import CollectionWork, SilverCollection
 from pipelines.silver.positions import Positions
 from pipelines.spark import parallel
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-    from cdc_core.properties import unwrap as unwrap_options
-    from cdc_core.settings.parse import Settings
-    from cdc_core.tables import layout as tables
 
 log = logging.getLogger(__name__)
 

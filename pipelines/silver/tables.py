@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import TYPE_CHECKING
+
+from pyspark.sql import SparkSession
 
 from cdc_core.schema import names as column_names
 from cdc_core.tables import definition
 from cdc_core.tables import layout as tables
 from pipelines.delta import ops_tables
 from pipelines.delta import tables as delta
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
 
 PROPERTIES = {
     "delta.enableDeletionVectors": "true",
