@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark.sql import SparkSession
 
 from cdc_core.bronze import collection_ends
 from cdc_core.bronze import columns as bronze
@@ -15,9 +16,6 @@ from cdc_core.sql.names import literal
 from cdc_core.tables import layout as tables
 from pipelines.bronze import batch_rows, registry, survey
 from pipelines.bronze import log as bronze_log
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 MANY_ROWS = 5_000_000
 """More rows than this are counted by Spark's executors."""

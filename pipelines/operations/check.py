@@ -8,7 +8,8 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+from pyspark.sql import SparkSession
 
 from cdc_core import errors
 from cdc_core.extended_json import query
@@ -30,9 +31,6 @@ from pipelines.mongodb import failures as mongodb_failures
 from pipelines.mongodb import server as mongodb_server
 from pipelines.operations import units
 from pipelines.spark import failures as spark_failures
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 
 class CheckVerdict(enum.Enum):

@@ -18,7 +18,8 @@ import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+from pyspark.sql import SparkSession
 
 from cdc_core import errors
 from cdc_core.tables import layout as tables
@@ -27,9 +28,6 @@ from pipelines.delta import tables as delta
 from pipelines.spark import conf as spark_conf
 from pipelines.spark import jvm, scratch, stores
 from pipelines.spark import session as sparks
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 _WRITING_SECONDS = 300.0
 

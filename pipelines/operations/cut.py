@@ -18,14 +18,16 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
+from pyspark.sql import SparkSession
 
 from cdc_core import errors
 from cdc_core.bronze.batch_range import BatchRange
 from cdc_core.gold import cut as times
 from cdc_core.properties.source import FullUpdateType
+from cdc_core.settings.parse import Settings
 from cdc_core.snapshot import state as snapshot_state
 from cdc_core.sql.names import identifier, literal
 from cdc_core.stream import filters
@@ -39,11 +41,6 @@ from pipelines.gold import history_position, models, publish
 from pipelines.gold import run as gold
 from pipelines.silver import run as silver
 from pipelines.spark import parallel
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-    from cdc_core.settings.parse import Settings
 
 SCHEMA = pa.schema(
     [

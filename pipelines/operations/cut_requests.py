@@ -20,23 +20,20 @@ import time
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
+from pyspark.sql import SparkSession
 
 from cdc_core import errors
+from cdc_core.settings.parse import Settings
+from cdc_core.tables.layout import TableRef
 from pipelines import clock
 from pipelines.delta import ops_tables, owners, table_history
 from pipelines.delta import tables as delta
 from pipelines.operations import cut
 from pipelines.spark import failures as spark_failures
 from pipelines.spark import parallel
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-    from cdc_core.settings.parse import Settings
-    from cdc_core.tables.layout import TableRef
 
 log = logging.getLogger(__name__)
 

@@ -25,13 +25,17 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from pyspark.sql import SparkSession
 
 from cdc_core import errors
+from cdc_core.settings.parse import Settings
 from cdc_core.sql import names
 from cdc_core.stream import resume_token
 from cdc_core.tables import definition
 from cdc_core.tables import layout as tables
+from cdc_core.tables.layout import TableRef
 from pipelines import clock
 from pipelines.bronze import log as bronze_log
 from pipelines.bronze import quarantine_table, registry, survey
@@ -40,12 +44,6 @@ from pipelines.delta import tables as delta
 from pipelines.delta.writer import Writer
 from pipelines.gold import history_position, models
 from pipelines.spark import parallel
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-    from cdc_core.settings.parse import Settings
-    from cdc_core.tables.layout import TableRef
 
 DAY_MS = 86_400_000
 """The unit of retentions, and the age from which a position may expire: no shorter retention of a log makes sense."""

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+
+from pyspark.sql import SparkSession
 
 from cdc_core import errors
 from cdc_core.models import sql_model
+from cdc_core.settings.parse import Settings
 from pipelines.delta import table_history
 from pipelines.delta import tables as delta
 from pipelines.gold import models
@@ -16,11 +18,6 @@ from pipelines.gold.model_inputs import ModelInputs
 from pipelines.gold.model_table import ModelTable
 from pipelines.operations import units
 from pipelines.spark import failures as spark_failures
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-    from cdc_core.settings.parse import Settings
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,11 @@ import json
 import threading
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING
+
+from pyspark.sql import SparkSession
 
 from cdc_core import errors
+from cdc_core.settings.parse import Settings
 from cdc_core.tables.layout import Layer
 from pipelines.bronze import registry
 from pipelines.delta import table_comparison
@@ -22,11 +24,6 @@ from pipelines.delta.writer import Writer
 from pipelines.gold import current, expectations, history_position
 from pipelines.silver import rebuild as silver_rebuild
 from pipelines.silver.rebuild import RebuildResult
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-    from cdc_core.settings.parse import Settings
 
 
 def run(

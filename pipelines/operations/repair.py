@@ -24,10 +24,12 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+from pyspark.sql import SparkSession
 
 from cdc_core import errors
 from cdc_core.bronze import repair as bronze_repair
+from cdc_core.settings.parse import Settings
 from cdc_core.tables import layout as tables
 from pipelines.bronze import log as bronze_log
 from pipelines.delta import data_file, local_log, table_history
@@ -35,11 +37,6 @@ from pipelines.delta import tables as delta
 from pipelines.delta.writer import Writer
 from pipelines.gold import history, history_position
 from pipelines.spark import parallel
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-    from cdc_core.settings.parse import Settings
 
 
 @dataclass(frozen=True)

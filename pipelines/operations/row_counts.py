@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark.sql import SparkSession
 
 from cdc_core.tables import layout as tables
 from pipelines.delta import live_files, local_log, table_schema
 from pipelines.operations import backlog
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 _COUNTED = {"deleted": "__deleted", "incomplete": "__incomplete", "rescued": "__rescued"}
 NOTHING = dict.fromkeys(("rows", *_COUNTED), 0)

@@ -11,7 +11,9 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from pyspark.sql import SparkSession
 
 from cdc_core import errors
 from cdc_core.settings.parse import Settings
@@ -30,9 +32,6 @@ from pipelines.mongodb import server as mongodb_server
 from pipelines.operations import backlog, model_status, row_counts
 from pipelines.spark import failures as spark_failures
 from pipelines.spark import session as sparks
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 THREADS = 4
 """Tables that are read in parallel: planning a query takes Spark longer than reading."""
