@@ -6,7 +6,8 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+
+from pyspark.sql import SparkSession
 
 from cdc_core.settings.parse import Settings
 from cdc_core.snapshot import mode as snapshot_mode
@@ -36,9 +37,6 @@ from pipelines.mongodb import client as mongodb
 from pipelines.mongodb import connection as connections
 from pipelines.mongodb import server as mongodb_server
 from pipelines.snapshot import queue as snapshot_queue
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 ONCE_AWAIT_MS = 100
 """Milliseconds for which `--once` waits for events: short, because an empty batch ends the run."""

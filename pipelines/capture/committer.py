@@ -7,7 +7,8 @@ import queue
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+
+from pyspark.sql import SparkSession
 
 from cdc_core.bronze import event_rows as events
 from pipelines import clock, memory
@@ -15,10 +16,6 @@ from pipelines.bronze import log as bronze_log
 from pipelines.capture import metrics, threads
 from pipelines.capture.logger import log
 from pipelines.capture.progress import ProgressReporter, RunCounts, StreamCounts
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
 
 LARGE_BYTES = 16 * 2**20
 """Memory is trimmed after commits of this size, of which there are a few per second at most."""

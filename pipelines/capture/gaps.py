@@ -10,7 +10,9 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from pyspark.sql import SparkSession
 
 from cdc_core.properties.source import SnapshotMode, Source
 from cdc_core.signals import signal as signals
@@ -22,9 +24,6 @@ from pipelines.bronze import registry
 from pipelines.capture import tokens
 from pipelines.capture.deployment import Deployment
 from pipelines.capture.logger import log
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 
 @dataclass(frozen=True)

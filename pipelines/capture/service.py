@@ -20,9 +20,12 @@ import functools
 import queue
 import threading
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+
+from pyspark.sql import SparkSession
 
 from cdc_core import errors
+from cdc_core.settings.parse import Settings
+from pipelines.bronze import log as bronze_log
 from pipelines.capture import metrics
 from pipelines.capture.capture import Capture, CaptureService
 from pipelines.capture.logger import log
@@ -32,12 +35,6 @@ from pipelines.delta import tables as delta
 from pipelines.mongodb import client as mongodb
 from pipelines.mongodb import connection as connections
 from pipelines.mongodb import server as mongodb_server
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-    from cdc_core.settings.parse import Settings
-    from pipelines.bronze import log as bronze_log
 
 
 def run(

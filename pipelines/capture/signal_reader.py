@@ -8,7 +8,8 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+from pyspark.sql import SparkSession
 
 from cdc_core import errors
 from cdc_core.properties.source import SignalChannel
@@ -19,9 +20,6 @@ from pipelines.channels import notifier
 from pipelines.channels import signals as channels
 from pipelines.channels.trouble import Trouble
 from pipelines.delta import tables as delta
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 
 @dataclass(frozen=True)

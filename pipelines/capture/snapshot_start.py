@@ -10,7 +10,8 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+
+from pyspark.sql import SparkSession
 
 from cdc_core.bronze import event_rows as events
 from cdc_core.signals import notification as notifications
@@ -26,9 +27,6 @@ from pipelines.snapshot import chunk_reader, snapshot
 from pipelines.snapshot import queue as snapshot_queue
 from pipelines.snapshot.controls import SnapshotControls
 from pipelines.spark import jvm
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 
 def add_planned(queue: snapshot_queue.SnapshotQueue, plan: StartPlan, notifier: Notifier) -> None:

@@ -10,7 +10,9 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from pyspark.sql import SparkSession
 
 from cdc_core import errors
 from cdc_core.bronze import last_event
@@ -24,9 +26,6 @@ from pipelines.capture.deployment import Deployment
 from pipelines.capture.gaps import Gaps, OtherStream
 from pipelines.capture.logger import log
 from pipelines.capture.stream_opener import OpenStream
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from bson.timestamp import Timestamp
+from pyspark.sql import SparkSession
 
 from cdc_core import errors
 from cdc_core.bronze import last_event
@@ -32,9 +32,6 @@ from pipelines.mongodb import catalog, change_stream
 from pipelines.mongodb import client as mongodb
 from pipelines.mongodb import failures as mongodb_failures
 from pipelines.mongodb import server as mongodb_server
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 AHEAD_SECONDS = 60
 """Seconds by which a position may be ahead of the server's time: a mongos learns its cluster's time with a delay."""
