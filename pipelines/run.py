@@ -10,10 +10,13 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+
+from pyspark.sql import SparkSession
 
 from cdc_core import errors
+from cdc_core.settings.parse import Settings
 from pipelines import standstill
+from pipelines.bronze import log as bronze_log
 from pipelines.capture import service as capture
 from pipelines.capture.progress import CaptureProgress, CaptureResult, refuse_unread
 from pipelines.delta import owners, query_execution
@@ -26,12 +29,6 @@ from pipelines.silver import run as silver
 from pipelines.spark import failures as spark_failures
 from pipelines.spark import jvm, parallel
 from pipelines.spark import session as sparks
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-    from cdc_core.settings.parse import Settings
-    from pipelines.bronze import log as bronze_log
 
 log = logging.getLogger(__name__)
 

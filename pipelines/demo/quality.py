@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from pyspark.sql import SparkSession
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -14,9 +14,6 @@ from cdc_core import errors
 from cdc_core.settings.parse import GoldSettings, Settings
 from pipelines.delta import tables as delta
 from pipelines.gold import expectations, models
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 FILES = {
     "models/customer_totals.sql": """\

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+from pyspark.sql import SparkSession
 
 from cdc_core.settings.parse import Settings
 from cdc_core.tables import layout as tables
@@ -13,9 +14,6 @@ from pipelines.capture.progress import CaptureProgress
 from pipelines.demo import shop
 from pipelines.mongodb import client as mongodb
 from pipelines.terminal import live_lines
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 
 @dataclass(frozen=True)

@@ -6,19 +6,16 @@ import functools
 import logging
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cdc_core import errors
 from cdc_core.bronze import event_rows as events
-from cdc_core.properties.source import CaptureScope, OversizeMode
+from cdc_core.properties.source import CaptureScope, OversizeMode, Source
 from cdc_core.stream import filters
 from pipelines.mongodb import catalog, change_stream
 from pipelines.mongodb import client as mongodb
 from pipelines.mongodb import server as mongodb_server
 from pipelines.settings import secrets
-
-if TYPE_CHECKING:
-    from cdc_core.properties.source import Source
 
 log = logging.getLogger(__name__)
 

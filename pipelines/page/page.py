@@ -9,11 +9,13 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from cdc_core import errors
+from cdc_core.settings.parse import Settings
 from pipelines import output_file, signs
 from pipelines.delta import table_history
 from pipelines.delta import tables as delta
@@ -21,11 +23,6 @@ from pipelines.operations import schema as evolution
 from pipelines.operations import status as pipeline_status
 from pipelines.operations import units
 from pipelines.page import audits
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-    from cdc_core.settings.parse import Settings
 
 HOURS = 24
 POINTS = 96

@@ -22,9 +22,9 @@ import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
+from pyspark.sql import SparkSession
 
 from cdc_core import errors
 from cdc_core.gold import cut as times
@@ -48,9 +48,6 @@ from pipelines.spark import session as sparks
 from pipelines.verify import bronze_state, documents, repair, table_progress
 from pipelines.verify.comparison import PATIENCE_SECONDS, CollectionComparison, VerifyContext
 from pipelines.verify.result import CollectionVerification, KeyVerdict, Verification
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 log = logging.getLogger(__name__)
 

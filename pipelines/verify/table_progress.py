@@ -10,14 +10,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from bson.timestamp import Timestamp
+from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.types import StructType
 
 from cdc_core import errors
 from cdc_core.bronze.batch_range import BatchRange
 from cdc_core.extended_json import keys as canonical_keys
+from cdc_core.settings.parse import CollectionSettings
 from cdc_core.sql import names
 from cdc_core.stream import resume_token
 from cdc_core.tables import layout as tables
@@ -30,12 +32,6 @@ from pipelines.mongodb import client as mongodb
 from pipelines.mongodb import document_keys
 from pipelines.mongodb import failures as mongodb_failures
 from pipelines.verify import bronze_state, documents, table_rows
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-    from pyspark.sql.types import StructType
-
-    from cdc_core.settings.parse import CollectionSettings
 
 CAPTURE_SECONDS = 3.0
 """How long to wait for a running capture to pass a time; a quiet one moves only once a minute."""
