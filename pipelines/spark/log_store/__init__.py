@@ -1,6 +1,6 @@
 """Delta log stores with a compare-and-set, and a local file system that starts no processes: Java sources and the jars built from them.
 
-`python -m pipelines.spark.log_store.build` builds the jars after a change; a test compares them with the sources.
+`python -m tests.harness.log_store_jars` builds the jars after a change; a test compares them with the sources.
 """
 
 from __future__ import annotations

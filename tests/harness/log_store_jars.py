@@ -1,4 +1,4 @@
-"""Builds the jars of the log stores and of the local file system: `python -m pipelines.spark.log_store.build`.
+"""Builds the jars of the log stores and of the local file system: `python -m tests.harness.log_store_jars`.
 
 Needs a JDK of version 17 or later. The same sources give the same jars, byte for byte, which a test compares.
 """
