@@ -387,9 +387,7 @@ def _compact(writer: Writer) -> None:
     try:
         maintenance.compact(writer)
     except Exception as error:
-        failure = spark_failures.translated(error) or error
-        if isinstance(failure, errors.SparkLost):
-            raise failure from error
+        spark_failures.of_one(error)  # raises where Spark is lost
         log.warning("%s: the files could not be compacted (%s)", writer.table.label, type(error).__name__)
 
 

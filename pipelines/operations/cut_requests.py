@@ -199,11 +199,9 @@ def serve(spark: SparkSession, settings: Settings, make: Callable[[str], cut.Cut
                 _record_outcomes(spark, settings, unrecorded)
             last_version, last_warning = version, ""
         except Exception as error:  # for example an unreadable table: the next poll tries again
-            failure = spark_failures.translated(error) or error
             if stop.is_set():
                 break
-            if isinstance(failure, errors.SparkLost):  # layers that run no query would not notice
-                raise failure from error
+            failure = spark_failures.of_one(error)  # raises where Spark is lost: layers that run no query would not notice
             earlier, last_warning = last_warning, errors.message_of(failure)
             if last_warning != earlier:  # repeated every few seconds while a store is down, it would hide other messages
                 log.warning("requests for cuts were not looked at: %s", last_warning)

@@ -76,9 +76,7 @@ class Failures:
 
     def note(self, name: str, error: Exception) -> None:
         """Note and log an error; raises `SparkLost` where Spark is gone, which is not an error of the collection."""
-        known_error = spark_failures.translated(error) or error
-        if isinstance(known_error, errors.SparkLost):
-            raise known_error from error
+        known_error = spark_failures.of_one(error)
         if sparks.is_cancelling():
             log.info("%s: unfinished work was abandoned; the next start repeats it", name)
             interruption = errors.Temporary(f"{name}: stopped before it was done; start it again")
