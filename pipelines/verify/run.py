@@ -316,6 +316,3 @@ class _VerifyRun:
             "differences": json.dumps(differences),
         }
         ops_tables.note(self.context.spark, self.context.layout.ops("verifications"), [row], SCHEMA)
-
-
-__all__ = ["Layer", "VerifyOptions", "as_of", "refuse", "run", "to_json"]
