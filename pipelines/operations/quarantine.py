@@ -18,17 +18,19 @@ import textwrap
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from cdc_core import errors
 from cdc_core.bronze import columns as bronze
 from cdc_core.extended_json import json_to_bson
 from cdc_core.extended_json import keys as canonical_keys
+from cdc_core.settings.parse import Settings
 from cdc_core.silver import fold
 from cdc_core.silver import quarantine as quarantine_rules
 from cdc_core.tables import layout as tables
@@ -37,11 +39,6 @@ from pipelines.bronze import quarantine_table, registry
 from pipelines.delta import query_execution
 from pipelines.delta import tables as delta
 from pipelines.spark import parallel
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-
-    from cdc_core.settings.parse import Settings
 
 CORRECTABLE = ("before", "after", "updatedFields", "disambiguatedPaths")
 """The texts of an event that a replay may correct."""

@@ -6,17 +6,15 @@ import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from pyspark.sql import SparkSession
 
 from cdc_core.schema import column_types, evolution
+from cdc_core.settings.parse import Settings
 from pipelines.bronze import registry
 from pipelines.delta import tables as delta
 from pipelines.schema import log as schemas
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-    from cdc_core.settings.parse import Settings
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,11 @@ import threading
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING
+
+from pyspark.sql import SparkSession
 
 from cdc_core import errors
+from cdc_core.settings.parse import Settings
 from cdc_core.signals import signal as signals
 from cdc_core.tables import layout as tables
 from pipelines.bronze import log as bronze_log
@@ -22,11 +24,6 @@ from pipelines.delta import tables as delta
 from pipelines.schema import log as schemas
 from pipelines.silver import set_back
 from pipelines.spark import parallel
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-    from cdc_core.settings.parse import Settings
 
 
 @dataclass

@@ -12,9 +12,11 @@ import threading
 import time
 import uuid
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+
+from pyspark.sql import SparkSession
 
 from cdc_core import errors
+from cdc_core.settings.parse import Settings
 from cdc_core.snapshot import key_filter
 from cdc_core.snapshot import state as snapshot_state
 from cdc_core.stream import patterns
@@ -26,11 +28,6 @@ from pipelines.channels import signals as channels
 from pipelines.delta import owners
 from pipelines.delta import tables as delta
 from pipelines.spark import session as sparks
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-    from cdc_core.settings.parse import Settings
 
 log = logging.getLogger(__name__)
 
