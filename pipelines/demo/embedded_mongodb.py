@@ -22,8 +22,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from pymongo import MongoClient
-
 from cdc_core import errors
 from pipelines.mongodb import client as mongodb
 
@@ -257,7 +255,7 @@ def find(binary: Path | None = None) -> Path:
     return Path(on_path)
 
 
-def _reconfigure(client: MongoClient[dict[str, Any]], config: dict[str, Any], deadline: float) -> None:
+def _reconfigure(client: mongodb.Client, config: dict[str, Any], deadline: float) -> None:
     while True:
         try:
             client.admin.command("replSetReconfig", config, force=True)
@@ -268,7 +266,7 @@ def _reconfigure(client: MongoClient[dict[str, Any]], config: dict[str, Any], de
         time.sleep(0.05)
 
 
-def _await_primary(client: MongoClient[dict[str, Any]], deadline: float, *, failure: str) -> None:
+def _await_primary(client: mongodb.Client, deadline: float, *, failure: str) -> None:
     while not client.admin.command("hello").get("isWritablePrimary"):
         if time.monotonic() > deadline:
             raise errors.Temporary(failure)
