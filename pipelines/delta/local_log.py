@@ -224,21 +224,22 @@ def _changed(folder: Path, version: int) -> frozenset[tuple[str, str]]:
 
 
 @dataclass(frozen=True)
-class VersionSize:
-    """The number of data files of a table's newest version, and their bytes."""
+class TableSize:
+    """The number and bytes of a table's live data files; `stored` are the bytes of all files in its folder, None where not counted."""
 
     files: int = 0
-    size_bytes: int = 0
+    bytes: int = 0
+    stored: int | None = None
 
 
-def size(folder: Path) -> VersionSize | None:
+def size(folder: Path) -> TableSize | None:
     """The size of the newest version by its checksum file; None where there is none. A missing table has no files."""
     newest = newest_version(folder)
     if newest is None:
-        return VersionSize()
+        return TableSize()
     try:
         checksum = json.loads((folder / table_files.commit_name(newest)).with_suffix(".crc").read_text("utf-8"))
-        return VersionSize(checksum["numFiles"], checksum["tableSizeBytes"])
+        return TableSize(checksum["numFiles"], checksum["tableSizeBytes"])
     except (OSError, ValueError, KeyError):
         return None
 
@@ -246,7 +247,7 @@ def size(folder: Path) -> VersionSize | None:
 def is_smaller(folder: Path, size_bytes: int) -> bool:
     """Whether the newest version is known to have fewer than `size_bytes`; true for a missing table."""
     version_size = size(folder)
-    return version_size is not None and version_size.size_bytes < size_bytes
+    return version_size is not None and version_size.bytes < size_bytes
 
 
 def rows(folder: Path, schema: pa.Schema) -> pa.Table | None:

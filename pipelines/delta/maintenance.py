@@ -235,9 +235,9 @@ def _surplus_files(writer: Writer) -> int:
     live = writer.live
     if folder is None and live is not None and live.at(writer.version):
         sizes = [each["size"] for each in live.files()]
-        size = local_log.VersionSize(len(sizes), sum(sizes))
+        size = local_log.TableSize(len(sizes), sum(sizes))
     return _surplus(size)
 
 
-def _surplus(size: local_log.VersionSize | None) -> int:
-    return 0 if size is None else max(0, size.files - size.size_bytes // LARGE_FILE)
+def _surplus(size: local_log.TableSize | None) -> int:
+    return 0 if size is None else max(0, size.files - size.bytes // LARGE_FILE)

@@ -12,7 +12,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,7 @@ from pipelines.delta import (
     table_errors,
     table_files,
 )
+from pipelines.delta.local_log import TableSize
 from pipelines.delta.table_errors import Answer
 from pipelines.spark import failures as spark_failures
 from pipelines.spark import jvm
@@ -306,25 +307,15 @@ def data_files(spark: SparkSession, table: tables.TableRef) -> list[data_file.Da
     return tested_files
 
 
-@dataclass(frozen=True)
-class TableSize:
-    """The number and bytes of a table's live data files; `stored` are the bytes of all files in its folder, None where not counted."""
-
-    files: int
-    bytes: int
-    stored: int | None = None
-
-
 def size(spark: SparkSession, table: tables.TableRef, *, stored: bool = False) -> TableSize:
     """The size of a table's newest version; with `stored`, counts all files of a local folder too, which is slow for a long log."""
     folder = local_log.folder(table)
     # For thousands of tables, a statement each takes minutes.
-    version_size = None if folder is None else local_log.size(folder)
-    if version_size is None:
+    table_size = None if folder is None else local_log.size(folder)
+    if table_size is None:
         detail = _detail(spark, table)
-        version_size = local_log.VersionSize(int(detail.numFiles), int(detail.sizeInBytes))
-    stored_bytes = _stored_bytes(folder) if stored and folder is not None else None
-    return TableSize(version_size.files, version_size.size_bytes, stored_bytes)
+        table_size = TableSize(int(detail.numFiles), int(detail.sizeInBytes))
+    return replace(table_size, stored=_stored_bytes(folder)) if stored and folder is not None else table_size
 
 
 def _stored_bytes(folder: Path) -> int:

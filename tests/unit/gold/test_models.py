@@ -233,7 +233,7 @@ def test_a_model_whose_tables_have_not_moved_takes_no_query(tmp_path: Path, monk
     folder = tmp_path / "models"
     folder.mkdir()
     (folder / "totals.sql").write_text("SELECT count(*) AS n FROM {{ ref('cases.t') }}")
-    monkeypatch.setattr(local_log, "size", lambda _: local_log.VersionSize(1, 1))  # as from Delta's checksum
+    monkeypatch.setattr(local_log, "size", lambda _: local_log.TableSize(1, 1))  # as from Delta's checksum
     with without_spark.running():
         hop = without_spark.Hop(tmp_path / "lakehouse")
         hop.append((1, bson.encode({"_id": 1})))
@@ -260,7 +260,7 @@ def test_over_an_older_copy_of_its_table_a_model_is_made_whole(tmp_path: Path, m
         "{{ config(materialized='incremental', unique_key='k') }} SELECT _id AS k FROM {{ ref('cases.t', key='_id') }}",
         where="each.sql",
     )
-    monkeypatch.setattr(local_log, "size", lambda _: local_log.VersionSize(1, 1))  # as from Delta's checksum
+    monkeypatch.setattr(local_log, "size", lambda _: local_log.TableSize(1, 1))  # as from Delta's checksum
     with without_spark.running():
         hop = without_spark.Hop(tmp_path)
         table, each = hop.gold_table, hop.layout.model("each")

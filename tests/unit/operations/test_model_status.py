@@ -27,7 +27,7 @@ TEXTS = {
 
 def test_a_model_that_is_behind_or_waits_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A model that a gate refuses, or that waits for a table, must not look like one that is up to date."""
-    monkeypatch.setattr(local_log, "size", lambda _: local_log.VersionSize(1, 1))  # there are no checksum files
+    monkeypatch.setattr(local_log, "size", lambda _: local_log.TableSize(1, 1))  # there are no checksum files
     folder = tmp_path / "models"
     folder.mkdir()
     for name, text in TEXTS.items():
