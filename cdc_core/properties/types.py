@@ -112,17 +112,17 @@ class Boolean:
 @dataclass(frozen=True)
 class Integer:
     minimum: int
-    maximum: int | None = 2**63 - 1
+    maximum: int = 2**63 - 1
 
     @property
     def expected(self) -> str:
-        if self.maximum is None or self.maximum >= 2**63 - 1:
+        if self.maximum >= 2**63 - 1:
             return f"a whole number, {self.minimum} or more"
         return f"a whole number from {self.minimum} to {self.maximum}"
 
     def read(self, value: object) -> int:
         number = self._number(value)
-        if number < self.minimum or (self.maximum is not None and number > self.maximum):
+        if not self.minimum <= number <= self.maximum:
             raise InvalidValue(self.expected)
         return number
 
