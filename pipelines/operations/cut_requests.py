@@ -154,14 +154,9 @@ def _withdrawn(spark: SparkSession, settings: Settings, id_: str, why: str) -> c
 
 def _error(record: Mapping[str, Any]) -> errors.MedallionError:
     """The pipeline's error, with its exit code."""
-    match record["code"]:
-        case 2:
-            return errors.SettingsError(record["message"])
-        case 3:
-            return errors.DecisionNeeded(record["message"])
-        case 75:
-            return errors.Temporary(record["message"])
-    return errors.MedallionError(record["message"])
+    kinds: tuple[type[errors.MedallionError], ...] = (errors.SettingsError, errors.DecisionNeeded, errors.Temporary)
+    kind = next((each for each in kinds if each.exit_code == record["code"]), errors.MedallionError)
+    return kind(record["message"])
 
 
 # The running pipeline
