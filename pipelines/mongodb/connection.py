@@ -38,9 +38,6 @@ class Connection:
         """A new client, to be closed by the caller."""
         return mongodb.client(self.uri, **{**self.options, **more})
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Connection, (self.uri, dict(self.options))
-
 
 def connection(source: Source) -> Connection:
     """The connection that the settings describe; options of the connection string override the properties.
