@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+import enum
 import functools
+import json
 import threading
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -104,3 +107,12 @@ def quiet_log() -> None:
     from jobs import log_lines
 
     log_lines.configure(level=logging.ERROR)
+
+
+def json_text(result: object) -> str:
+    """A result as JSON, with the names of the dataclasses' fields."""
+
+    def plain(value: Any) -> object:
+        return value.value if isinstance(value, enum.Enum) else dataclasses.asdict(value)
+
+    return json.dumps(result, indent=2, default=plain)

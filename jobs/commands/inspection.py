@@ -224,4 +224,4 @@ def schema(file: options.SettingsFile, collection: str | None, as_json: bool) ->
 
     settings, spark = application.opened(file, "schema", quiet=True, lazily=True)
     schemas = evolution.read(spark, settings, collection=collection)
-    click.echo(evolution.to_json(schemas)) if as_json else report.schemas(schemas)
+    click.echo(application.json_text({"collections": schemas})) if as_json else report.schemas(schemas)

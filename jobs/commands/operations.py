@@ -50,7 +50,7 @@ def maintain(
             failures=failures,
         )
         result = interrupts.finished(spark, stop, run)
-    click.echo(maintain.to_json(result)) if as_json else report.maintained(result, is_whole=not failures.by_name)
+    click.echo(application.json_text(result)) if as_json else report.maintained(result, is_whole=not failures.by_name)
     failures.raised()
     maintain.refuse(result)
 
@@ -307,7 +307,7 @@ def rebuild(
             stop=stop,
         )
         result = interrupts.finished(spark, stop, run)
-    click.echo(rebuild.to_json(result)) if as_json else report.rebuilt(result)
+    click.echo(application.json_text(result)) if as_json else report.rebuilt(result)
     # A dry run succeeds whatever it shows.
     if not dry_run:
         silver_rebuild.refuse(result)
@@ -338,5 +338,6 @@ def repair(file: options.SettingsFile, dry_run: bool, as_json: bool, take_over: 
     settings, spark = application.opened(file, "repair", quiet=True)
     failures = parallel.Failures()
     results = repair.run(spark, settings, is_trial=dry_run, take_over=take_over, failures=failures)
-    click.echo(repair.to_json(results)) if as_json else report.repaired(results, is_whole=not failures.by_name)
+    is_whole = not failures.by_name
+    click.echo(application.json_text({"tables": results})) if as_json else report.repaired(results, is_whole=is_whole)
     failures.raised()

@@ -17,9 +17,7 @@ Exactly once: no step moves a position, and only data that every layer has appli
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
-import json
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -152,11 +150,6 @@ def refuse(result: MaintenanceResult) -> None:
     """Raise `Temporary` if tables were not started."""
     if result.left:
         raise errors.Temporary(f"stopped with {len(result.left)} tables left; start it again")
-
-
-def to_json(result: MaintenanceResult) -> str:
-    """The result as one JSON object, with the names of the dataclasses' fields."""
-    return json.dumps(dataclasses.asdict(result), indent=2)
 
 
 @dataclass(frozen=True)

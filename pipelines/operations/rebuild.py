@@ -6,8 +6,6 @@ table is claimed first, so that nobody else writes it; a refused rebuild has cha
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import threading
 import time
 from dataclasses import replace
@@ -78,8 +76,3 @@ def _gold(
         table.rewritten(writer, extra={current.REBUILT: writer.identity.writer})
     version = None if is_trial else writer.version
     return RebuildResult(str(namespace), Layer.GOLD, writer.table.label, table.work.silver.to, comparison, (), version)
-
-
-def to_json(result: RebuildResult) -> str:
-    """The result as one JSON object, with the names of the dataclasses' fields."""
-    return json.dumps(dataclasses.asdict(result), indent=2, default=lambda each: each.value)

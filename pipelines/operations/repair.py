@@ -18,11 +18,9 @@ Every commit is fenced and leaves a readable table: if a run is killed, run it a
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pyspark.sql import SparkSession
@@ -109,14 +107,9 @@ def run(
         if result is not None and is_trimmed and result.next in _AGAIN.values():
             # Bronze may not have all events of this table: the next run checks that, and refuses.
             next_step = "run medallion signal execute-snapshot for this collection: old events were removed from bronze"
-            result = dataclasses.replace(result, next=next_step)
+            result = replace(result, next=next_step)
         results += [result] if result is not None else []
     return results
-
-
-def to_json(results: Sequence[RepairResult]) -> str:
-    """The tables as one JSON object, with the names of the dataclasses' fields."""
-    return json.dumps({"tables": [dataclasses.asdict(each) for each in results]}, indent=2)
 
 
 def _table(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -99,8 +97,3 @@ def _change(row: Mapping[str, Any]) -> SchemaLogEntry:
     from_type, to_type = (None, None) if is_rebuilt else (row["from"], row["to"])
     at = int(event[:8], 16) if event else None
     return SchemaLogEntry(row["version"], row["path"], row["change"], from_type, to_type, row["batch"], event, at)
-
-
-def to_json(histories: Sequence[SchemaHistory]) -> str:
-    """The schemas as one JSON object, with the names of the dataclasses' fields."""
-    return json.dumps({"collections": [dataclasses.asdict(each) for each in histories]}, indent=2)
