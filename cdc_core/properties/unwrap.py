@@ -18,7 +18,8 @@ Options that only Kafka or the relational SMT reads are accepted and ignored (`I
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterable, Mapping
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -437,37 +438,13 @@ def _units(name: str) -> list[int]:
     return [int.from_bytes(data[start : start + 2], "big") for start in range(0, len(data), 2)]
 
 
-def _is_letter(unit: int) -> bool:
-    return 0x41 <= unit <= 0x5A or 0x61 <= unit <= 0x7A
-
-
-def _is_digit(unit: int) -> bool:
-    return 0x30 <= unit <= 0x39
-
-
-def _adjusted(name: str, first: Callable[[int], str], other: Callable[[int], str]) -> str:
-    units = _units(name)
-    return "".join([*map(first, units[:1]), *map(other, units[1:])])
-
-
 def _avro(name: str) -> str:
-    def other(unit: int) -> str:
-        return chr(unit) if _is_letter(unit) or _is_digit(unit) or unit == 0x5F else "_"
-
-    def first(unit: int) -> str:
-        return "_" + chr(unit) if _is_digit(unit) else other(unit)
-
-    return _adjusted(name, first, other)
+    text = re.sub(r"[^A-Za-z0-9_]", lambda found: "_" * len(_units(found[0])), name)
+    return f"_{text}" if text[:1].isdigit() else text
 
 
 def _avro_unicode(name: str) -> str:
-    def first(unit: int) -> str:
-        return chr(unit) if _is_letter(unit) else _escaped(unit)
-
-    def other(unit: int) -> str:
-        return chr(unit) if _is_digit(unit) else first(unit)
-
-    return _adjusted(name, first, other)
+    return re.sub(r"^[0-9]|[^A-Za-z0-9]", lambda found: "".join(map(_escaped, _units(found[0]))), name)
 
 
 def _escaped(unit: int) -> str:
