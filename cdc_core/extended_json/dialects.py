@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import base64
 import datetime
+import decimal
 import enum
 import json
 import re
 import unicodedata
 import uuid
 from collections.abc import Callable, Mapping
-from decimal import DecimalException
 from typing import Final, TypeGuard
 
 from bson import decimal128
@@ -197,7 +197,7 @@ def _wrapped_double(text: str) -> EjsonValue | _No:
 def _wrapped_decimal(text: str) -> EjsonValue | _No:
     try:
         return {"$numberDecimal": str(decimal128.Decimal128(text))}
-    except (DecimalException, ValueError):
+    except (decimal.DecimalException, ValueError):
         return _NO_WRAPPER
 
 
@@ -370,34 +370,17 @@ def _iso_date(milliseconds: int) -> str:
 
 def _java_double(number: float) -> str:
     """Java's `Double.toString`: plain from 10⁻³ to 10⁷, else one digit before the point and an exponent."""
-    sign, digits, exponent = _decimal_parts(number)
-    if not digits.strip("0"):
-        return sign + "0.0"
-    point = len(digits) + exponent
-    if -3 < point <= 7:
-        return sign + _plain(digits, point)
-    return f"{sign}{digits[0]}.{digits[1:] or '0'}E{point - 1}"
+    shortest = decimal.Decimal(repr(number)).normalize()
+    if not number or 1e-3 <= abs(number) < 1e7:
+        return _with_fraction(f"{shortest:f}")
+    digits, _, exponent = f"{shortest:E}".partition("E")
+    return f"{_with_fraction(digits)}E{int(exponent)}"
 
 
-def _plain(digits: str, point: int) -> str:
-    if point <= 0:
-        return "0." + "0" * -point + digits
-    integer = digits[:point].ljust(point, "0")
-    return f"{integer}.{digits[point:] or '0'}"
+def _with_fraction(digits: str) -> str:
+    return digits if "." in digits else f"{digits}.0"
 
 
-def _decimal_parts(number: float) -> tuple[str, str, int]:
-    """Sign, shortest digits without surrounding zeros, and the power of ten of the last digit."""
-    mantissa, _, power = repr(abs(number)).partition("e")
-    integer, _, fraction = mantissa.partition(".")
-    exponent = int(power or "0") - len(fraction)
-    digits = (integer + fraction).lstrip("0")
-    shortened = digits.rstrip("0")
-    sign = "-" if str(number)[0] == "-" else ""
-    return sign, shortened, exponent + len(digits) - len(shortened)
-
-
-_ESCAPES = {'"': '\\"', "\\": "\\\\", "\b": "\\b", "\f": "\\f", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
 _RAW_CATEGORIES = frozenset("Lu Ll Lt Lo Nd Nl No Zs Pc Pd Ps Pe Pi Pf Po Sm Sc Sk So".split())
 _SIMPLE = re.compile(r"[ !#-\[\]-~]*")
 
@@ -409,10 +392,5 @@ def _quoted(text: str) -> str:
 
 
 def _escaped_character(character: str) -> str:
-    if character in _ESCAPES:
-        return _ESCAPES[character]
-    code = ord(character)
-    if code > 0xFFFF:
-        code -= 0x10000
-        return f"\\u{0xD800 + (code >> 10):04x}\\u{0xDC00 + (code & 0x3FF):04x}"
-    return character if unicodedata.category(character) in _RAW_CATEGORIES else f"\\u{code:04x}"
+    is_raw = character <= "\uffff" and unicodedata.category(character) in _RAW_CATEGORIES
+    return character if is_raw and character not in '"\\' else json.dumps(character)[1:-1]
