@@ -19,6 +19,7 @@ import re
 import struct
 import uuid
 from collections.abc import Mapping
+from decimal import Decimal
 from typing import Any, NamedTuple
 
 import bson
@@ -203,20 +204,8 @@ def decimal_text(value: Decimal128) -> str:
         coefficient, exponent = 0, bits >> 111 & 0x3FFF
     else:
         coefficient, exponent = bits & (1 << 113) - 1, bits >> 113 & 0x3FFF
-    return sign + _decimal_digits(coefficient if coefficient < 10**34 else 0, exponent - 6176)
-
-
-def _decimal_digits(coefficient: int, exponent: int) -> str:
-    """The to-scientific-string conversion of IEEE 754, as in "BSON Decimal128 Type Handling in Drivers"."""
-    digits = str(coefficient)
-    adjusted = exponent + len(digits) - 1
-    if exponent > 0 or adjusted < -6:
-        point = "." if len(digits) > 1 else ""
-        return f"{digits[0]}{point}{digits[1:]}E{adjusted:+d}"
-    if exponent == 0:
-        return digits
-    padded = digits.rjust(1 - exponent, "0")
-    return f"{padded[:exponent]}.{padded[exponent:]}"
+    # Python writes a decimal as "BSON Decimal128 Type Handling in Drivers" asks for.
+    return str(Decimal(f"{sign}{coefficient if coefficient < 10**34 else 0}E{exponent - 6176}"))
 
 
 _WRAP: dict[type, Any] = {

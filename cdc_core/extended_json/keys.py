@@ -139,8 +139,7 @@ def _decimal(value: Decimal128) -> str:
 
 
 def _special(value: float) -> str:
-    name = "NaN" if value != value else "Infinity" if value > 0 else "-Infinity"
-    return f'{{"$numberDecimal":"{name}"}}'
+    return f'{{"$numberDecimal":"{bson_to_json.special_double(value)}"}}'
 
 
 def _stripped(digits: tuple[int, ...]) -> str:
