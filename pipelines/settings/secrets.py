@@ -1,28 +1,21 @@
 """Resolves references to secrets, at the last moment. The only module that does.
 
-`${env:NAME}` is an environment variable; `${secret:scope/key}` is a Databricks secret, or one of the caller's reader. Results go to the
-database driver or to Spark, and must never be printed.
+`${env:NAME}` is an environment variable; `${secret:scope/key}` is a Databricks secret. Results go to the database driver or to
+Spark, and must never be printed.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from urllib.parse import quote
 
 from cdc_core import errors
 from cdc_core.properties import types as values
 
-ReadSecret = Callable[[str, str], str]
 
-
-def resolve(
-    reference: values.Reference | str,
-    *,
-    environment: Mapping[str, str] | None = None,
-    read_secret: ReadSecret | None = None,
-) -> str:
+def resolve(reference: values.Reference | str) -> str:
     """The text with every reference replaced by its value.
 
     The value of a user or password in a connection string, or of both as `user:password`, is percent-encoded if it contains characters
@@ -30,13 +23,12 @@ def resolve(
     set and secrets that this machine cannot read, and `AccessRefused` for a secret that Databricks refuses.
     """
     template = reference if isinstance(reference, values.Reference) else values.Reference(reference)
-    variables = os.environ if environment is None else environment
     credentials = _credentials(template.parts())
     pieces: list[str] = []
     problems: list[errors.Problem] = []
     for index, (kind, text) in enumerate(template.parts()):
         try:
-            value = _part(kind, text, variables, read_secret)
+            value = _part(kind, text)
             pieces.append(_percent_encoded(value, credentials[index]) if index in credentials else value)
         except errors.SettingsError as error:
             problems.extend(error.problems)
@@ -45,21 +37,21 @@ def resolve(
     return "".join(pieces)
 
 
-def _part(kind: str, text: str, variables: Mapping[str, str], read_secret: ReadSecret | None) -> str:
+def _part(kind: str, text: str) -> str:
     match kind:
         case "":
             return text
         case "env":
-            return _variable(text, variables)
+            return _variable(text)
         case _:
             scope, _, key = text.partition("/")
-            return (read_secret or _databricks)(scope, key)
+            return _databricks(scope, key)
 
 
-def _variable(name: str, variables: Mapping[str, str]) -> str:
-    value = variables.get(name, "")
+def _variable(name: str) -> str:
+    value = os.environ.get(name, "")
     if not value.strip():
-        state = "empty" if name in variables else "not set"
+        state = "empty" if name in os.environ else "not set"
         hint = f"export {name}=…"
         raise errors.SettingsError(errors.Problem(f"${{env:{name}}}", f"the variable {name} is {state}", hint))
     return value.strip()

@@ -41,15 +41,20 @@ def read_secret(scope: str, key: str) -> str:
         ("${env:ODD}", "p@ss:w/rd 1%"),
     ],
 )
-def test_references_are_resolved(reference: str, resolved: str) -> None:
+def test_references_are_resolved(reference: str, resolved: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every reference in a text is replaced, and credentials in a connection string are encoded once."""
-    assert secrets.resolve(reference, environment=ENVIRONMENT, read_secret=read_secret) == resolved
+    for name, value in ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(secrets, "_databricks", read_secret)
+    assert secrets.resolve(reference) == resolved
 
 
-def test_all_missing_variables_are_named_at_once() -> None:
+def test_all_missing_variables_are_named_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A variable that is unset or empty is an error of the settings, which says what to export."""
+    monkeypatch.delenv("NOBODY", raising=False)
+    monkeypatch.setenv("EMPTY", "")
     with pytest.raises(errors.SettingsError) as caught:
-        secrets.resolve("mongodb://${env:NOBODY}:${env:EMPTY}@h/", environment={"EMPTY": ""})
+        secrets.resolve("mongodb://${env:NOBODY}:${env:EMPTY}@h/")
     assert [str(problem) for problem in caught.value.problems] == [
         "${env:NOBODY}: the variable NOBODY is not set (export NOBODY=…)",
         "${env:EMPTY}: the variable EMPTY is empty (export EMPTY=…)",
