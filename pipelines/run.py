@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 
 from cdc_core import errors
 from cdc_core.settings.parse import Settings
-from pipelines import standstill
+from pipelines import clock, standstill
 from pipelines.bronze import log as bronze_log
 from pipelines.capture import service as capture
 from pipelines.capture.progress import CaptureProgress, CaptureResult, refuse_unread
@@ -256,19 +256,12 @@ def _published_together(before: dict[str, object], last: dict[str, object]) -> d
 LOOK_SECONDS = 30.0
 
 
-def _kept(
-    settings: Settings,
-    act: Callable[[], object],
-    *,
-    stop: threading.Event,
-    clock: Callable[[], float] = time.time,
-    pause: float = LOOK_SECONDS,
-) -> int:
+def _kept(settings: Settings, act: Callable[[], object], *, stop: threading.Event) -> int:
     """Call `act` once each time the quiet hours begin, until `stop`; returns how often it succeeded. Its errors are only logged."""
     quiet, count, is_done = settings.maintenance.quiet_hours, 0, False
     assert quiet is not None
     while not stop.is_set():
-        is_quiet = quiet.holds(int(clock()) // 60 % 1440)
+        is_quiet = quiet.holds(clock.now_ms() // 60_000 % 1440)
         # Once a night, even if the maintenance ends long before the quiet hours do.
         if is_quiet and not is_done:
             try:
@@ -278,7 +271,7 @@ def _kept(
                 message = str(error) if isinstance(error, errors.MedallionError) else type(error).__name__
                 log.warning("maintenance failed: %s", message)
         is_done = is_quiet
-        stop.wait(pause)
+        stop.wait(LOOK_SECONDS)
     return count
 
 

@@ -38,24 +38,26 @@ def test_what_holds_no_minute_of_the_day_is_refused(text: str, says: str) -> Non
         parse.parse({**SMALLEST, "maintenance": {"quiet.hours": text}})
 
 
-def test_tables_are_maintained_once_each_time_and_a_failure_ends_nothing() -> None:
+def test_tables_are_maintained_once_each_time_and_a_failure_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """In three simulated days maintenance runs once each day, and fails on the second."""
     settings = parse.parse({**SMALLEST, "maintenance": {"quiet.hours": "02:00-05:00"}})
     stop, minutes, asked = threading.Event(), iter(range(3 * 1440)), []
 
-    def clock() -> float:
+    def now_ms() -> int:
         minute = next(minutes, None)
         if minute is None:
             stop.set()
-            return 0.0
-        return minute * 60.0
+            return 0
+        return minute * 60_000
 
     def act() -> None:
         asked.append(True)
         if len(asked) == 2:
             raise errors.CommitConflict("other commits came first")
 
-    assert pipeline._kept(settings, act, stop=stop, clock=clock, pause=0.0) == 2
+    monkeypatch.setattr(pipeline.clock, "now_ms", now_ms)
+    monkeypatch.setattr(pipeline, "LOOK_SECONDS", 0.0)
+    assert pipeline._kept(settings, act, stop=stop) == 2
     assert len(asked) == 3
 
 
