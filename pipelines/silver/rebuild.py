@@ -18,7 +18,7 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -241,7 +241,7 @@ class SilverRebuild:
         )
         _, sweeps = survey.surveyed(self.spark, self._bronze, span, only=self.namespace)
         position = registry.SilverPosition()
-        renew = _Renewal(self.writer)
+        renewed_at = time.monotonic()
         events = survey.events(self.spark, self._bronze, self.namespace, span)
         for range_ in survey.bounded(events, span=span, limit=self._options().max_batch_events):
             if self.stop.is_set():
@@ -255,7 +255,9 @@ class SilverRebuild:
             work = CollectionWork(self.namespace, position, range_.to, counts, due)
             # An event that is never set: a range is applied whole, and `stop` is checked between two ranges.
             position = ranges.apply(shadow, work, stop=threading.Event()).position
-            renew()
+            if time.monotonic() - renewed_at >= RENEW_SECONDS:  # building a shadow takes longer than a lease lasts
+                self.writer.renew()
+                renewed_at = time.monotonic()
         return shadow, position
 
     def _options(self) -> CollectionSettings:
@@ -308,20 +310,6 @@ class SilverRebuild:
         if not rows.isEmpty():
             silver_tables.create_deletes(self.spark, table)
             ops_tables.append(rows, table)
-
-
-class _Renewal:
-    """Renews a claim now and then: building a shadow takes longer than a lease lasts."""
-
-    def __init__(self, writer: Writer, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._writer = writer
-        self._clock = clock
-        self._last = clock()
-
-    def __call__(self) -> None:
-        if self._clock() - self._last >= RENEW_SECONDS:
-            self._writer.renew()
-            self._last = self._clock()
 
 
 def _wider(collection: SilverCollection, rows: DataFrame) -> DocumentSchema | None:
