@@ -1,7 +1,7 @@
 """Compares one collection with its table: first by digests, then the differing documents by key.
 
 A document that differs in the first comparison may have changed while it was read. So a key is only judged if the table has all its events
-up to the time of the read, and no later ones; otherwise it is read again, for `patience` seconds.
+up to the time of the read, and no later ones; otherwise it is read again, for `PATIENCE_SECONDS`.
 """
 
 from __future__ import annotations
@@ -60,7 +60,6 @@ class VerifyContext:
     stop: threading.Event
     layer: Layer
     at: documents.Time | None
-    patience: float
     documents_per_second: float | None
 
 
@@ -178,7 +177,7 @@ class CollectionComparison:
             if totals.error is not None:
                 raise documents.error_of(totals.error)
             self.last = max(self.last, tuple(totals.last) if totals.last else self.begun)
-            progress = self.progress.past(self.last, until=time.monotonic() + self.context.patience)
+            progress = self.progress.past(self.last, until=time.monotonic() + PATIENCE_SECONDS)
             self.version = progress.state.version
             rows = progress.state.digests(schema.schema).groupBy("key")
             # A key in two rows is an error, whatever their content.
@@ -218,15 +217,15 @@ class CollectionComparison:
     # --- close looks
 
     def _settled(self, keys: Sequence[str]) -> _SettledKeys:
-        """The verdicts on the keys, slice by slice. Waiting and changing keys are read again for `patience` seconds."""
+        """The verdicts on the keys, slice by slice. Waiting and changing keys are read again for `PATIENCE_SECONDS`."""
         self.gone.clear()
         verdicts: list[KeyDifference] = []
         waiting: list[KeyDifference] = []
         wrong_count = offset = 0
         end = time.monotonic() + LOOK_SECONDS
-        until = time.monotonic() + self.context.patience
+        until = time.monotonic() + PATIENCE_SECONDS
         while offset < len(keys) and wrong_count < MOST_WRONG and time.monotonic() < end and not self.context.stop.is_set():
-            until = time.monotonic() + self.context.patience
+            until = time.monotonic() + PATIENCE_SECONDS
             explained, moving = self._parted(keys[offset : offset + SLICE], until=until)
             offset += len(explained) + len(moving)
             verdicts += explained

@@ -46,7 +46,7 @@ from pipelines.mongodb import server as mongodb_server
 from pipelines.spark import parallel
 from pipelines.spark import session as sparks
 from pipelines.verify import bronze_state, documents, repair, table_progress
-from pipelines.verify.comparison import PATIENCE_SECONDS, CollectionComparison, VerifyContext
+from pipelines.verify.comparison import CollectionComparison, VerifyContext
 from pipelines.verify.result import CollectionVerification, KeyVerdict, Verification
 
 log = logging.getLogger(__name__)
@@ -83,7 +83,6 @@ class VerifyOptions:
     repair: bool = False
     take_over: bool = False
     """Whether a repair claims tables whose owner a person knows to be gone."""
-    patience: float = PATIENCE_SECONDS
 
 
 def run(
@@ -205,7 +204,6 @@ class _VerifyRun:
             stop=stop,
             layer=options.layer,
             at=as_of(options.as_of),
-            patience=options.patience,
             documents_per_second=options.documents_per_second,
         )
         # For its error: without bronze there is nothing to compare, and the source need not be read.

@@ -235,7 +235,7 @@ def test_as_many_documents_are_held_at_once_as_there_is_room_for(monkeypatch: py
 
     monkeypatch.setattr(comparison.CollectionComparison, "_parted", parted)
     unused: Any = None
-    context: Any = SimpleNamespace(client=None, patience=60.0, stop=threading.Event())
+    context: Any = SimpleNamespace(client=None, stop=threading.Event())
     source = comparison.catalog.SourceCollection("shop", "a", None)
     compared = comparison.CollectionComparison(context, Namespace("shop", "a"), unused, source)
     keys = [str(number) for number in range(150)]
