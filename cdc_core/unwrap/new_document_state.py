@@ -201,7 +201,7 @@ def _fields(
     document = _before(change) if state is None else state
     yield from record_fields.document_fields(document, options, displaced, flat=options.flatten_struct)
     if mode.adds_deleted:
-        yield record_fields.engine_field(DELETED, state is None, options)
+        yield record_fields.RecordField(options.field_names.of(DELETED), state is None, DELETED)
         # A delete without a pre-image lacks its `_id`: the connector's event only has the key.
         if options.rewrite_with_id and "_id" not in document and identity is not legacy_patches.NO_ID:
             yield from record_fields.document_fields({"_id": identity}, options, displaced, flat=options.flatten_struct)

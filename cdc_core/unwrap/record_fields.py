@@ -24,10 +24,6 @@ class RecordField:
     path: str
 
 
-def engine_field(name: str, value: EjsonValue, options: UnwrapOptions) -> RecordField:
-    return RecordField(options.field_names.of(name), value, name)
-
-
 def joined(fields: Iterable[RecordField], displaced: dict[str, str]) -> Document:
     """One document of the fields. The last of several fields with one name keeps it; other values go to `displaced`."""
     fields_by_name: dict[str, RecordField] = {}
