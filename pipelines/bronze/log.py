@@ -360,14 +360,12 @@ def superseded_heartbeats(spark: SparkSession, table: tables.TableRef) -> str:
 
 @dataclass(frozen=True)
 class FilterChange:
-    """A change of the stream's filter at `token`, up to which bronze is that of the filter before: the new fingerprint, the captured
-    collections, those with rows that are left out, and the fingerprint before; None where it is unknown."""
+    """A change of the stream's filter at `token`: the new fingerprint, the captured collections, and those with rows that are left out."""
 
     token: str
     stream: str
     captured: frozenset[str]
     left_out: frozenset[str]
-    before: str | None = None
 
 
 def is_whole(spark: SparkSession, table: tables.TableRef, namespace: str) -> bool:
@@ -415,14 +413,12 @@ def first_batches(spark: SparkSession, table: tables.TableRef, *, where: str = "
 def notes(spark: SparkSession, table: tables.TableRef) -> list[FilterChange]:
     """All changes of the stream's filter, in order."""
     rows = _payload_rows(spark, table, bronze.RowKind.HEARTBEAT, '{"stream"', columns=["resume_token"])
-    changes: list[FilterChange] = []
-    for token, metadata in ((row["resume_token"], json.loads(row["payload"])) for row in rows):
-        if "captured" in metadata:
-            captured, left_out = frozenset(metadata["captured"]), frozenset(metadata.get("left_out", ()))
-            before = changes[-1].stream if changes else metadata.get("before")
-            # After a lost position the row's own token is where the new stream begins.
-            changes.append(FilterChange(metadata.get("from", token), metadata["stream"], captured, left_out, before))
-    return changes
+    heartbeats = ((row["resume_token"], json.loads(row["payload"])) for row in rows)
+    return [
+        FilterChange(token, metadata["stream"], frozenset(metadata["captured"]), frozenset(metadata.get("left_out", ())))
+        for token, metadata in heartbeats
+        if "captured" in metadata
+    ]
 
 
 def first_token(spark: SparkSession, table: tables.TableRef) -> str:

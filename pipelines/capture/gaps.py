@@ -62,11 +62,10 @@ class Gaps:
         snapshot, if one is planned.
         """
         namespaces, notes = self.deployment.namespaces(), bronze_log.notes(self.spark, self.log.table)
-        in_bronze, let_in = set(self._in_bronze()), self._let_in_again(notes)
-        gaps = {name: gap for name, gap in let_in.items() if gap}
+        in_bronze = set(self._in_bronze())
         if notes:
             # What has rows and was not left out was captured too: it was created after that note.
-            captured_before = notes[-1].captured | (in_bronze - (notes[-1].left_out - (let_in.keys() - gaps.keys())))
+            captured_before = notes[-1].captured | (in_bronze - notes[-1].left_out)
         else:
             # No note, as in tables of older versions: what has rows or a plan was captured.
             captured_before = frozenset(in_bronze).union(*(state.planned for state in states))
@@ -74,9 +73,8 @@ class Gaps:
         # By the settings alone: a captured collection that does not exist now is not left out.
         all_names = captured_before.union(*(note.left_out for note in notes[-1:]))
         left_out = sorted(name for name in all_names if not self._is_captured(name))
-        before = self.log.writer.metadata.get("stream") or ""
-        since = tokens.token_of(self.log)
-        note = {"stream": fingerprint, "captured": namespaces, "left_out": left_out, "before": before, "from": since}
+        note = {"stream": fingerprint, "captured": namespaces, "left_out": left_out}
+        gaps = self._let_in_again(notes)
         dropped = [name for name in gaps if name not in namespaces]
         # `no_data` means that no snapshots are wanted.
         if new_names and self.deployment.source.snapshot_mode is not SnapshotMode.NO_DATA:
@@ -85,7 +83,7 @@ class Gaps:
                 ", ".join(new_names),
                 signals.snapshot_command(*new_names),
             )
-        event_kinds = filters.no_longer_left_out(before, self.deployment.source)
+        event_kinds = filters.no_longer_left_out(self.log.writer.metadata.get("stream") or "", self.deployment.source)
         lost_range = self._no_longer_left_out(notes, event_kinds) if event_kinds else {}
         # A collection without rows can only lack inserts.
         incomplete = namespaces if event_kinds - _CHANGES else [name for name in namespaces if name in captured_before]
@@ -206,32 +204,25 @@ class Gaps:
         ]
 
     def _let_in_again(self, notes: Sequence[bronze_log.FilterChange]) -> dict[str, Mapping[str, Any]]:
-        """The collections with rows that the settings include again, each with the range of its lost changes, if there are any."""
+        """The collections with rows that the settings include again, each with the range of its lost changes."""
+        token = tokens.token_of(self.log)
         gaps: dict[str, Mapping[str, Any]] = {}
         for name in sorted(notes[-1].left_out if notes else ()):
             if self._is_captured(name):
                 *_, first_note = itertools.takewhile(lambda note: name in note.left_out, reversed(notes))  # noqa: B023
-                gaps[name] = self._lost_since(first_note.token)
+                gaps[name] = {"from": first_note.token, "to": token, "since": tokens.utc(first_note.token)}
         return gaps
 
     def _no_longer_left_out(self, notes: Sequence[bronze_log.FilterChange], back: frozenset[str]) -> Mapping[str, Any]:
-        """The range in which the stream left out what is captured again (`back`), if anything was read then, with a warning."""
-        beginnings = [note for note in notes if note.before is not None and not back & filters.left_out(note.before)]
-        # Else, as far as is known, it has never captured that.
-        first_token = beginnings[-1].token if beginnings else bronze_log.first_token(self.spark, self.log.table)
-        lost_range = self._lost_since(first_token)
-        if lost_range:
-            log.warning(
-                "events that %s left out are captured from now on. Earlier ones are missing, so medallion status shows collections as "
-                "incomplete. To read all documents, run medallion signal execute-snapshot --data-collections '.*'",
-                " and ".join(_as_settings(back)),
-            )
-        return lost_range
-
-    def _lost_since(self, token: str) -> Mapping[str, Any]:
-        """The range from a token to bronze's position; empty at the position itself, after which the stream reads everything again."""
-        to = tokens.token_of(self.log)
-        return {} if token == to else {"from": token, "to": to, "since": tokens.utc(token)}
+        """The range in which the stream left out what is captured again (`back`), with a warning."""
+        changes = list(itertools.takewhile(lambda note: back & filters.left_out(note.stream), reversed(notes)))
+        first_token = changes[-1].token if changes else bronze_log.first_token(self.spark, self.log.table)
+        log.warning(
+            "events that %s left out are captured from now on. Earlier ones are missing, so medallion status shows collections as "
+            "incomplete. To read all documents, run medallion signal execute-snapshot --data-collections '.*'",
+            " and ".join(_as_settings(back)),
+        )
+        return {"from": first_token, "to": tokens.token_of(self.log), "since": tokens.utc(first_token)}
 
     def _is_captured(self, namespace: str) -> bool:
         return self.deployment.filter.includes(*namespace.split(".", 1))

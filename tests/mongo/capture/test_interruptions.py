@@ -234,7 +234,6 @@ def test_a_collection_that_is_left_out_in_the_middle_of_its_snapshot(
     with held_snapshots(50):
         assert 50 < capture.run(spark, found, stop=stop, progress=stop_early).snapshot_documents < 300
     without = pipeline(mongodb_uri, lakehouse, name, **given, **{"collection.include.list": f"{name}.b"})
-    database.b.insert_one({"_id": 1})
     once(spark, without)
     silver.run(spark, found)
     assert 50 < len(layers.silver(name, "a")) < 300

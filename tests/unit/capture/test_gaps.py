@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import json
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
@@ -56,24 +54,23 @@ def noted(
 ) -> OtherStream:
     """What a start with the settings `now` records at second 90, for a bronze that began at 10 and has two collections. `streams` are the
     earlier settings with the second at which each began, the first with the table."""
+    first, *changes = streams
     notes = [
-        bronze_log.FilterChange(
-            token(at), filters.fingerprint(each), frozenset(captured), frozenset(), filters.fingerprint(before)
-        )
-        for (_, before), (at, each) in itertools.pairwise(streams)
+        bronze_log.FilterChange(token(at), filters.fingerprint(each), frozenset(captured), frozenset())
+        for at, each in changes
     ]
     monkeypatch.setattr(bronze_log, "notes", lambda *_: notes)
-    monkeypatch.setattr(bronze_log, "first_token", lambda *_: token(streams[0][0]))
+    monkeypatch.setattr(bronze_log, "first_token", lambda *_: token(first[0]))
     found = start(monkeypatch, streams[-1][1], now)
     return found.of_other_stream(states, fingerprint=filters.fingerprint(now), id_="1")
 
 
-def start(monkeypatch: pytest.MonkeyPatch, before: Source, now: Source, *, at: int = 90) -> Gaps:
-    """A start with the settings `now` at a second, with a bronze of two collections written with the settings `before`."""
+def start(monkeypatch: pytest.MonkeyPatch, before: Source, now: Source) -> Gaps:
+    """A start with the settings `now` at second 90, with a bronze of two collections written with the settings `before`."""
     monkeypatch.setattr(bronze_log, "captured_collections", lambda *_: [("shop", "a"), ("shop", "b")])
     log: Any = SimpleNamespace(
         table=None,
-        position=SimpleNamespace(token=token(at)),
+        position=SimpleNamespace(token=token(90)),
         writer=SimpleNamespace(metadata=settings_metadata(before)),
     )
     deployment: Any = SimpleNamespace(
@@ -89,10 +86,6 @@ def start(monkeypatch: pytest.MonkeyPatch, before: Source, now: Source, *, at: i
         ([(10, SKIPPING)], WHOLE, 10),
         ([(10, WHOLE), (20, SKIPPING), (30, NARROW)], WHOLE, 20),
         ([(10, SKIPPING), (20, WHOLE), (30, SKIPPING)], WHOLE, 30),
-        ([(10, SKIPPING), (20, NARROW)], WHOLE, 10),
-        ([(10, SKIPPING), (90, NARROW)], WHOLE, 10),
-        ([(10, WHOLE), (90, SKIPPING)], WHOLE, None),
-        ([(90, SKIPPING)], WHOLE, None),
         ([(10, SKIPPING)], NARROW, None),
         ([(10, WHOLE)], SKIPPING, None),
         ([(10, WHOLE), (20, MATCHING)], WHOLE, 20),
@@ -117,43 +110,6 @@ def test_what_was_left_out_is_missing_when_it_is_captured_again(
     known = [each for each in gaps if each["collections"] != ["shop.new"]]
     assert [each["collections"] for each in known] == [["shop.a"], ["shop.b"]] * (since is not None)
     assert all((each["from"], each["to"]) == (token(since or 0), token(90)) for each in gaps)
-
-
-def of_bronze(monkeypatch: pytest.MonkeyPatch, *rows: tuple[int, Any]) -> None:
-    """Bronze's heartbeats about changed filters: each a payload in a row with the token of its second."""
-    held = [{"resume_token": token(at), "payload": json.dumps(payload)} for at, payload in rows]
-    monkeypatch.setattr(bronze_log, "_payload_rows", lambda *_, **__: held)
-
-
-ONLY_A = source({"collection.include.list": "shop.a"})
-
-
-@pytest.mark.parametrize(("began", "is_missing"), [(90, False), (95, True)])
-def test_what_is_let_in_again_before_anything_was_read_is_not_missing(
-    monkeypatch: pytest.MonkeyPatch, began: int, is_missing: bool
-) -> None:
-    """Its stream begins again where the other one did. After a lost position that one began later, and the snapshot of that gap left the
-    collection out as well."""
-    of_bronze(monkeypatch)
-    payloads = (
-        start(monkeypatch, WHOLE, ONLY_A).of_other_stream((), fingerprint=filters.fingerprint(ONLY_A), id_="1").payloads
-    )
-    of_bronze(monkeypatch, (began, payloads[0]))
-    again = start(monkeypatch, ONLY_A, WHOLE, at=began)
-    found = again.of_other_stream((), fingerprint=filters.fingerprint(WHOLE), id_="2")
-    gaps = [each["gap"] for each in found.payloads if "gap" in each]
-    assert [(each["from"], each["to"], each["collections"]) for each in gaps] == [
-        (token(90), token(95), ["shop.b"])
-    ] * is_missing
-    assert not found.states
-
-
-def test_what_the_first_stream_of_an_earlier_version_left_out_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its notes do not say what the stream before left out."""
-    stream = {"stream": filters.fingerprint(NARROW), "captured": ["shop.a"], "left_out": []}
-    of_bronze(monkeypatch, (10, {"start": token(10)}), (90, stream))
-    found = start(monkeypatch, NARROW, WHOLE).of_other_stream((), fingerprint=filters.fingerprint(WHOLE), id_="1")
-    assert {each["gap"]["from"] for each in found.payloads if "gap" in each} == {token(10)}
 
 
 INSERTS_SKIPPED = source({"skipped.operations": "c"})
