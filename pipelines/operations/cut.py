@@ -436,11 +436,13 @@ def _missing(
     spark: SparkSession, settings: Settings, boundary: times.CutBoundary, *, at: str | None = None
 ) -> tuple[str, ...]:
     """The collections that are incomplete up to the cut's batch, or at a later time (a snapshot is unfinished, or changes were lost), or left out."""
-    table, source_filter = delta.layout(settings.lakehouse).bronze(settings.name), filters.of(settings.source)
-    names = {str(each) for each in registry.read(spark, settings).namespaces if not source_filter.includes(*each)}
-    names |= {*snapshot_state.incomplete(bronze_log.gap_and_snapshot_heartbeats(spark, table, to=boundary.batch))}
+    table = delta.layout(settings.lakehouse).bronze(settings.name)
+    names = {*snapshot_state.incomplete(bronze_log.gap_and_snapshot_heartbeats(spark, table, to=boundary.batch))}
     if at is not None:  # the capture notes a gap at its end: in a later batch than that of a time within it
         names |= snapshot_state.lost_at(bronze_log.gap_and_snapshot_heartbeats(spark, table), at)
+    else:  # what is left out now may have been captured at an earlier time
+        source_filter = filters.of(settings.source)
+        names |= {str(each) for each in registry.read(spark, settings).namespaces if not source_filter.includes(*each)}
     return tuple(sorted(names))
 
 

@@ -45,6 +45,7 @@ def through_bronze(
     *,
     layer: Layer,
     take_over: bool = False,
+    since_ms: int = 0,
     stop: threading.Event,
 ) -> None:
     """Read these keys from the source into bronze; without a running capture also apply them, up to the layer's table.
@@ -56,7 +57,7 @@ def through_bronze(
     # All signals are sent before the wait: the capture handles them one after the other.
     ids = [_send(spark, settings, namespace, portion) for portion in key_filter.portions(keys, most=KEYS)]
     bronze = delta.layout(settings.lakehouse).bronze(settings.name)
-    if owners.is_held(spark, bronze, take_over=take_over, since_ms=clock.now_ms()):
+    if owners.is_held(spark, bronze, take_over=take_over, since_ms=since_ms):
         # The running pipeline's silver and gold claim tables only when there is something to write: a run here could stop them.
         _wait(spark, settings, ids, stop=stop)
         return

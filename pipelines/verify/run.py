@@ -182,6 +182,8 @@ class _VerifyRun:
     sources: Mapping[str, catalog.SourceCollection]
     known: registry.KnownCollections
     failures: parallel.Failures = field(default_factory=parallel.Failures)
+    began_ms: int = field(default_factory=clock.now_ms)
+    """`take_over` covers owners at this time only: the comparison before the repair may take hours."""
 
     @staticmethod
     def begin(
@@ -277,12 +279,12 @@ class _VerifyRun:
                     repairable_keys,
                     layer=self.options.layer,
                     take_over=self.options.take_over,
+                    since_ms=self.began_ms,
                     stop=self.context.stop,
                 )
                 result = comparison.repaired(result, repairable_keys)
-            except (
-                errors.MedallionError
-            ) as error:  # the result of the comparison, which may have taken hours, is told all the same
+            except errors.MedallionError as error:
+                # The result of the comparison, which may have taken hours, is told all the same.
                 self.failures.note(str(namespace), error)
         return replace(result, seconds=round(time.monotonic() - began, 3))
 

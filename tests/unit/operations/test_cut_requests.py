@@ -164,6 +164,7 @@ def test_a_cut_names_a_collection_that_is_no_longer_captured(monkeypatch: pytest
     source = dataclasses.replace(chosen.source, collection_include_list=("shop.a",), database_include_list=())
     only_a = dataclasses.replace(chosen, source=source)
     assert cut._missing(SPARK, only_a, times.CutBoundary(1, "a", "b")) == ("shop.b",)
+    assert cut._missing(SPARK, only_a, times.CutBoundary(1, "a", "b"), at="0000000100000001") == ()
 
 
 def test_a_cut_names_the_tables_of_the_lakehouse_that_it_is_read_from(tmp_path: Path) -> None:
