@@ -119,11 +119,7 @@ def test_help_cuts_no_option_in_two(
 def test_help_answers_at_once() -> None:
     """`--help` does not import Spark, the driver or Arrow."""
     shown = subprocess.run(
-        [sys.executable, "-X", "importtime", "-m", "jobs.command_line", "--help"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
+        [sys.executable, "-X", "importtime", "-m", "jobs", "--help"], cwd=ROOT, capture_output=True, text=True, check=True
     )
     imported = {line.rpartition("|")[2].strip() for line in shown.stderr.splitlines()}
     assert "click" in imported
@@ -468,7 +464,7 @@ def test_an_output_without_room_is_no_bug() -> None:
     """The disk is full, for example with `medallion import-debezium connector.json > conf/shop.yml`."""
     with open("/dev/full", "w") as full:
         run = subprocess.run(
-            [sys.executable, "-m", "jobs.command_line", "--help"], cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True
+            [sys.executable, "-m", "jobs", "--help"], cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True
         )
     assert run.returncode == 75 and "no space left" in run.stderr, run.stderr
 
@@ -476,7 +472,7 @@ def test_an_output_without_room_is_no_bug() -> None:
 def test_an_error_that_nobody_hears_keeps_its_code() -> None:
     """Supervisors use the exit code, even if the log's disk is full or the terminal is closed."""
     with open("/dev/full", "w") as full:
-        command = [sys.executable, "-m", "jobs.command_line", "status", "--config", "/nowhere.yml"]
+        command = [sys.executable, "-m", "jobs", "status", "--config", "/nowhere.yml"]
         assert subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=full).returncode == 2
 
 
@@ -505,7 +501,7 @@ def test_characters_that_a_terminal_lacks_are_escaped(settings_file: Path) -> No
         "  mongodb.connection.string: mongodb://127.0.0.1:1/?serverSelectionTimeoutMS=10\n"
     )
     shown = subprocess.run(
-        [sys.executable, "-m", "jobs.command_line", "check", "--config", str(settings_file)],
+        [sys.executable, "-m", "jobs", "check", "--config", str(settings_file)],
         cwd=ROOT,
         env={"PATH": os.environ["PATH"], "PYTHONIOENCODING": "ascii"},
         capture_output=True,

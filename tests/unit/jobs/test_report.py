@@ -204,7 +204,7 @@ def test_a_run_before_the_layer_below_it_says_what_comes_first(tmp_path: Path, v
     (tmp_path / "shop.yml").write_text(
         f"name: shop\nlakehouse: {{root: '{tmp_path}/lakehouse'}}\nsource: {{mongodb.connection.string: mongodb://nowhere.invalid}}\n"
     )
-    asked = [sys.executable, "-m", "jobs.command_line", verb, "--config", str(tmp_path / "shop.yml")]
+    asked = [sys.executable, "-m", "jobs", verb, "--config", str(tmp_path / "shop.yml")]
     run = subprocess.run(asked, cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert run.returncode == 0 and says in run.stderr and f"{verb} done" in run.stderr, run.stderr
 
