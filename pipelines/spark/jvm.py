@@ -88,6 +88,7 @@ def launch(
         context = _context(settings, hadoop)
         _end_without_traceback(context)
         jvm_names.remember(context._jvm)
+        _check_session_settings(context, user_settings)
         spark = SparkSession.builder.getOrCreate()
         delta_jars.remember(spark, packages, user_jars)
     return spark
@@ -165,6 +166,18 @@ def _context(settings: Mapping[str, str], hadoop: Mapping[str, str]) -> SparkCon
         runtime_settings = {name: value for name, value in settings.items() if name != "spark.jars"}
         full_conf = SparkConf(loadDefaults=False).setAll(list({**hadoop, **runtime_settings}.items()))
         return SparkContext(conf=full_conf, gateway=gateway)
+
+
+def _check_session_settings(context: SparkContext, user_settings: Mapping[str, str]) -> None:
+    """Let Spark refuse values, as of `spark.sql.shuffle.partitions=abc`, before there is a session.
+
+    A session reads them at its first use. PySpark then asks it how to show the refusal, which is refused, too, a few hundred times over.
+    """
+    from pipelines.spark import jvm_names
+
+    session_settings = jvm_names.known(context._jvm, "org.apache.spark.sql.internal.SQLConf")()
+    for name, value in user_settings.items():
+        session_settings.setConfString(name, value)
 
 
 def _working_directory() -> str | None:

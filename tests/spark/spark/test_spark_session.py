@@ -291,6 +291,21 @@ except errors.DecisionNeeded as error:
     assert err == ""
 
 
+def test_a_value_that_the_session_refuses_is_told_at_once() -> None:
+    """PySpark asked the session how to show its refusal, which was refused as well: a minute of recursion, and then a bug."""
+    program = """
+from cdc_core import errors
+from pipelines.spark import session as spark
+try:
+    spark.session("never", conf={"spark.sql.shuffle.partitions": "abc"})
+except errors.DecisionNeeded as error:
+    print(error)
+"""
+    out, err = python(program).communicate()
+    assert "spark.sql.shuffle.partitions" in out and "'int'" in out and out.count("\n") == 1
+    assert err == ""
+
+
 def submitted(job: Path, *options: str) -> list[str]:
     """What a job prints to stdout under spark-submit, started in its own folder."""
     home = subprocess.run(

@@ -405,8 +405,8 @@ def test_what_spark_says_against_a_start_is_no_bug(
     assert ("start again" if expected is errors.Temporary else jvm.WHERE_SETTINGS_ARE) in str(caught.value)
 
 
-def test_a_setting_that_a_new_session_refuses_is_no_bug(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Spark reads `--conf spark.sql.shuffle.partitions=abc` when the session is first used, after its start."""
+def test_a_setting_that_a_given_session_refuses_is_no_bug(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with `spark-submit --conf spark.sql.shuffle.partitions=abc`: the session reads it when it is first used."""
     refusal = IllegalArgumentException("spark.sql.shuffle.partitions should be int, but was abc")
     monkeypatch.setattr(sparks, "_active", lambda: None)
     monkeypatch.setattr(jvm, "launch", lambda *_, **__: None)
