@@ -112,10 +112,24 @@ def run(
         )
     for error, came_after in layer_results.failures:
         if not (came_after and cancelled.is_set()):
-            raise error
+            raise _with_unread(error, layer_results.results.get("capture")) if once else error
     layer_results.results.pop("cuts", None)  # not a layer; the log has each cut
     gold_results = layer_results.results.pop("gold", None)
     return layer_results.results | (gold_results if isinstance(gold_results, dict) else {})
+
+
+def _with_unread(error: BaseException, captured: object) -> BaseException:
+    """The error of a layer, together with that of snapshots that failed before it: no later run tells of those of signals.
+
+    Without an error, the command tells of them after it has shown the results.
+    """
+    if not isinstance(captured, CaptureResult) or not isinstance(error, errors.MedallionError):
+        return error
+    try:
+        refuse_unread(captured, is_stopped=False)
+    except errors.CollectionsFailed as unread:
+        return errors.together({"capture": unread, "silver or gold": error})
+    return error
 
 
 @dataclass
@@ -303,12 +317,6 @@ def _in_turn(
             ended.failures.append((error, stop.is_set()))
     # `run` raises the first failure: put the most severe one there.
     if ended.failures:
-        # Without other failures, the command tells of snapshots that failed after it has shown the results.
-        if isinstance(captured := ended.results.get("capture"), CaptureResult):
-            try:
-                refuse_unread(captured, is_stopped=stop.is_set())
-            except errors.CollectionsFailed as error:
-                ended.failures.append((error, False))
         worst = errors.worst([each for each, _ in ended.failures])
         ended.failures.sort(key=lambda failure: failure[0] is not worst)
 

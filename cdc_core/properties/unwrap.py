@@ -26,6 +26,12 @@ from typing import Any, TypeVar
 from cdc_core import errors
 from cdc_core.properties import types as values
 
+CLASSES = (
+    "io.debezium.connector.mongodb.transforms.ExtractNewDocumentState",
+    "io.debezium.connector.mongodb.transforms.UnwrapFromMongoDbEnvelope",
+)
+"""The classes of the transformation; the second is its name before Debezium 0.10."""
+
 
 class ArrayEncoding(enum.Enum):
     """`array.encoding`: arrays stay arrays, or become documents with the fields `_0`, `_1`, …"""

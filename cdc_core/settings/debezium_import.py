@@ -26,12 +26,6 @@ from cdc_core.properties import unwrap as unwrap_options
 from cdc_core.settings import parse as settings
 
 CONNECTOR = "io.debezium.connector.mongodb.MongoDbConnector"
-UNWRAP = (
-    "io.debezium.connector.mongodb.transforms.ExtractNewDocumentState",
-    "io.debezium.connector.mongodb.transforms.UnwrapFromMongoDbEnvelope",
-)
-"""The classes of the transformation that silver applies; the second is its name before Debezium 0.10."""
-
 RENAMED: Mapping[str, str] = {
     "database.whitelist": "database.include.list",
     "database.blacklist": "database.exclude.list",
@@ -345,7 +339,7 @@ class _ConnectorReader:
                 self.report.note(f"transforms.{alias}", "`transforms` does not list it")
             elif not kind:
                 self.report.refuse(f"transforms.{alias}.type", "the class of the transformation is expected")
-            elif kind in UNWRAP:
+            elif kind in unwrap_options.CLASSES:
                 unwrap_aliases.append(alias)
             else:
                 hint = _INSTEAD.get(kind.rpartition(".")[2].partition("$")[0])

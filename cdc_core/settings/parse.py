@@ -315,7 +315,8 @@ def _silver(reader: SectionReader, content: object, source: Source) -> SilverSet
         ("silver.defaults", defaults),
         *((f"silver.collections.{name}", collections[name]) for name in collection_sections),
     ]:
-        if collection.keep_document is False and has_partial_updates:
+        own_names = collection_sections.get(path.removeprefix("silver.collections."), {"keep.document"})
+        if {"keep.document", "history"} & {*own_names} and collection.keep_document is False and has_partial_updates:
             updates = f"updates of capture.mode: {source.capture_mode.value}"
             reader.warnings.append(
                 f"{path}.keep.document: {updates} are not applied without it, and make their rows incomplete"
@@ -362,9 +363,10 @@ def _check_namespaces(reader: SectionReader, namespaces: Mapping[str, object], s
 def _collection(reader: SectionReader, path: str, shared: Mapping[str, Any], own: Mapping[str, Any]) -> CollectionSettings:
     """One collection's settings: its own keys, else the defaults; mistakes in the defaults are only reported there."""
     is_default = path == "silver.defaults"
-    reader.unknown(path, shared if is_default else own, _COLLECTION_NAMES)
-    # A key without a value is not set, and does not hide an inherited one.
-    section = {name: value for name, value in (shared if is_default else own).items() if value is not None}
+    written = shared if is_default else own
+    reader.unknown(path, written, _COLLECTION_NAMES)
+    # A key without a value is not set, and does not hide an inherited one; of `keep.document` it is a value: what the capture mode needs.
+    section = {name: value for name, value in written.items() if value is not None or name == "keep.document"}
     merged = {**shared, **section}
     # Mistakes in inherited values are reported with the defaults, so this reader's are dropped.
     silent_reader = SectionReader()

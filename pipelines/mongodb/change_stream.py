@@ -182,7 +182,9 @@ class ChangeStream:
         stage = self._stage()
         stages = (self._careful and self.options.careful_stages) or self.options.stages
         reply = self._cursor.open(self.options.db, self.options.collection, [{"$changeStream": stage}, *stages])
-        if self._behind is not None and not resume_token.is_invalidate(self._behind):
+        # `capture.start.op.time` may lie before the oplog.
+        is_at_beginning = self.start.at is not None and self._event is None and self._behind == self.begins
+        if self._behind is not None and not is_at_beginning and not resume_token.is_invalidate(self._behind):
             _check_oplog(self, self._behind, self._event)
         token = reply.get("postBatchResumeToken")
         if token:

@@ -26,7 +26,6 @@ import orjson
 from cdc_core import errors
 from cdc_core.properties import unwrap as unwrap_options
 from cdc_core.properties.unwrap import UnwrapOptions
-from cdc_core.settings import debezium_import
 from cdc_core.unwrap import new_document_state, printed_records
 from cdc_core.unwrap.change_event import Json
 from cdc_core.unwrap.new_document_state import DroppedRecord, ExtractedRecord, UnchangedRecord
@@ -34,7 +33,7 @@ from pipelines import output_file
 
 STANDARD_STREAM = "-"
 Name = str | os.PathLike[str]
-_SMT_NAMES = tuple(class_name.rpartition(".")[2] for class_name in debezium_import.UNWRAP)
+_SMT_NAMES = tuple(class_name.rpartition(".")[2] for class_name in unwrap_options.CLASSES)
 _Result = ExtractedRecord | UnchangedRecord | DroppedRecord
 
 

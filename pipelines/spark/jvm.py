@@ -11,6 +11,7 @@ import errno
 import logging
 import os
 import re
+import select
 import shutil
 import signal
 import subprocess
@@ -157,10 +158,16 @@ def _context(settings: Mapping[str, str], hadoop: Mapping[str, str]) -> SparkCon
     with contextlib.suppress(FileNotFoundError):  # the log of a JVM that ended, which `SparkLost` names
         log_file().replace(log_file().with_name(f"spark-before-{os.getpid()}.log"))
     with log_file().open("wb") as output:
+        launch = _Launch(stdout=output, stderr=output, cwd=_working_directory())
         try:
-            gateway = launch_gateway(launch_conf, _Launch(stdout=output, stderr=output, cwd=_working_directory()))
+            gateway = launch_gateway(launch_conf, launch)
         except (PySparkRuntimeError, OSError) as error:
             raise _why_not(error) from error
+        except BaseException:
+            launch.kill()
+            raise
+        finally:
+            launch.close()
     with _interrupts_as_they_are():
         # Without `spark.jars`: the JVM got it at its start, and has added the jars of the packages.
         runtime_settings = {name: value for name, value in settings.items() if name != "spark.jars"}
@@ -321,21 +328,35 @@ class _Launch(dict[str, Any]):
     outside of ASCII, and reports system errors in English, which `failures` compares.
     """
 
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._read, self._write = os.pipe()
+
+    def kill(self) -> None:
+        """Kill a JVM whose start was interrupted: PySpark has forgotten it, and it would run for ever."""
+        if select.select([self._read], [], [], 1)[0]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(os.read(self._read, 20)), signal.SIGKILL)
+
+    def close(self) -> None:
+        os.close(self._read)
+        os.close(self._write)
+
     def __setitem__(self, key: str, value: Any) -> None:
         if key == "env":
             value = {**value, "LC_MESSAGES": "C"}
             if locale := value.pop("LC_ALL", ""):  # it would override LC_MESSAGES
                 # In these locales Python uses UTF-8 by itself, but Java would find no file with a name outside of ASCII.
                 value["LC_CTYPE"] = "C.UTF-8" if locale in ("C", "POSIX") else locale
-        super().__setitem__(key, _ignoring_sigterm(value) if key == "preexec_fn" else value)
+        super().__setitem__(key, self._in_child(value) if key == "preexec_fn" else value)
 
+    def _in_child(self, first: Callable[[], None]) -> Callable[[], None]:
+        def prepare() -> None:
+            first()
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            os.write(self._write, str(os.getpid()).encode())  # Spark's scripts become the JVM, by exec
 
-def _ignoring_sigterm(first: Callable[[], None]) -> Callable[[], None]:
-    def prepare() -> None:
-        first()
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-
-    return prepare
+        return prepare
 
 
 def java_class(spark: SparkSession, name: str) -> Any:
@@ -364,6 +385,11 @@ _NO_REASON = (
     "Error: A fatal exception has occurred",
 )
 """The beginnings of lines in a JVM's output that are no reason why it ended: of a stack trace, warnings, and what follows the reason."""
+
+_NO_COMMAND = "CMD: bad array subscript"
+
+_REFUSALS = ("Invalid ", "Unrecognized ", "Unsupported ", "Conflicting ", "Error: Invalid ", "Improperly ")
+"""The beginnings of what Java says of its options."""
 
 WHERE_SETTINGS_ARE = (
     "correct the settings of Spark: --conf, SPARK_CONF_DIR/spark-defaults.conf, or JVM options in the environment"
@@ -399,7 +425,7 @@ def _why_not(error: Exception) -> errors.MedallionError:
         )
     # Skips the lines of a stack trace below its message, and what Spark's script says where Java printed it no command.
     reasons = (
-        line for line in reversed(lines) if line and not line.startswith(_NO_REASON) and "/spark-class: line " not in line
+        line for line in reversed(lines) if line and not line.startswith(_NO_REASON) and not line.endswith(_NO_COMMAND)
     )
     reason = next(reasons, "")
     if isinstance(error, OSError):
@@ -409,7 +435,8 @@ def _why_not(error: Exception) -> errors.MedallionError:
             f"Spark's JVM ended while it started, and its log says no reason ({log_file()}): something killed it, for example the "
             "system because memory was short. Start again"
         )
-    return errors.DecisionNeeded(f"Spark did not start: {reason} (log: {log_file()}); {WHERE_SETTINGS_ARE}")
+    remedy = WHERE_SETTINGS_ARE if reason.startswith(_REFUSALS) else "correct that, and start again"
+    return errors.DecisionNeeded(f"Spark did not start: {reason} (log: {log_file()}); {remedy}")
 
 
 def _java_version() -> int | None:

@@ -107,8 +107,9 @@ def test_once_a_snapshot_that_failed_is_not_hidden_by_a_temporary_error(monkeypa
     Layers(monkeypatch, silver=errors.CommitConflict("again"))
     captured = CaptureResult(3, 0, 1, None, failed_snapshots={"shop.a": "the server refuses to read it"})
     monkeypatch.setattr(pipeline.capture, "run", lambda *_, **__: captured)
-    with pytest.raises(errors.CollectionsFailed, match=r"shop\.a"):
+    with pytest.raises(errors.CollectionsFailed, match=r"(?s)shop\.a.*again") as raised:
         pipeline.run(None, SETTINGS, once=True, stop=threading.Event())  # type: ignore[arg-type]
+    assert raised.value.exit_code == errors.DecisionNeeded.exit_code
 
 
 def test_once_a_stop_that_cancels_a_layer_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:

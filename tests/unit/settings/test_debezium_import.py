@@ -251,7 +251,7 @@ for _options in re.findall(
 @pytest.mark.parametrize("name", unwrap_options.NAMES)
 def test_options_of_the_transformation(name: str) -> None:
     """Each option of ExtractNewDocumentState is copied to `silver.defaults`, or noted with the reason."""
-    type_ = {"transforms.x.type": debezium_import.UNWRAP[0]}
+    type_ = {"transforms.x.type": unwrap_options.CLASSES[0]}
     own = {} if name == "type" else {f"transforms.x.{name}": SHOWN[name]}
     found = imported({**SMALLEST, "transforms": "x", **type_, **own})
     silver: Any = found.document.get("silver", {"defaults": {}})

@@ -145,7 +145,7 @@ def test_updates_without_anything_to_apply_them_to(mode: str) -> None:
     """A collection that keeps no documents stays as it was at its inserts, which nothing else would say before the first update."""
     silver = {
         "defaults": {"keep.document": False},
-        "collections": {"shop.a": {"keep.document": True}, "shop.b": {"history": True}},
+        "collections": {"shop.a": {"keep.document": True}, "shop.b": {"history": True}, "shop.c": {}},
     }
     found = [each for each in parsed(source={"capture.mode": mode}, silver=silver).warnings if "keep.document" in each]
     said = f"keep.document: updates of capture.mode: {mode} are not applied without it, and make their rows incomplete"

@@ -342,7 +342,7 @@ def test_the_cause_of_a_trace_is_quoted(monkeypatch: pytest.MonkeyPatch, tmp_pat
     jvm.log_file().write_text(trace)
     assert (
         str(jvm._why_not(EOFError()))
-        == f"Spark did not start: Caused by: Y: no more (log: {jvm.log_file()}); {jvm.WHERE_SETTINGS_ARE}"
+        == f"Spark did not start: Caused by: Y: no more (log: {jvm.log_file()}); correct that, and start again"
     )
 
 
@@ -366,6 +366,33 @@ def test_an_option_that_java_or_spark_submit_refuses_is_quoted(
     assert (
         str(jvm._why_not(EOFError())) == f"Spark did not start: {reason} (log: {jvm.log_file()}); {jvm.WHERE_SETTINGS_ARE}"
     )
+
+
+def test_a_reason_of_the_script_that_starts_java_is_quoted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Its settings need not be the cause."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    reason = "/usr/lib/spark/bin/spark-class: line 103: /usr/bin/java: Argument list too long"
+    jvm.log_file().parent.mkdir(parents=True, exist_ok=True)
+    jvm.log_file().write_text(f"{reason}\n")
+    found = str(jvm._why_not(EOFError()))
+    assert found == f"Spark did not start: {reason} (log: {jvm.log_file()}); correct that, and start again"
+
+
+def test_an_interrupted_start_leaves_no_jvm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """PySpark keeps no reference to a JVM that does not answer yet; it stayed when Ctrl-C came while Spark started."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    started: list[subprocess.Popen[bytes]] = []
+
+    def launch_gateway(conf: Any, popen_kwargs: Any) -> None:
+        popen_kwargs["preexec_fn"] = lambda: None
+        started.append(subprocess.Popen(["sleep", "60"], **popen_kwargs))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("pyspark.java_gateway.launch_gateway", launch_gateway)
+    jvm.log_file().parent.mkdir(parents=True, exist_ok=True)
+    with pytest.raises(KeyboardInterrupt):
+        jvm._context({}, {})
+    assert started[0].wait(5) == -signal.SIGKILL
 
 
 class StartFailed(Py4JJavaError):
