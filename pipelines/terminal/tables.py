@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from rich import box
 from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Column, Table
 from rich.text import Text
 
@@ -40,6 +41,10 @@ _LOGGERS = {
 """The logger of each layer's result: users search the log by these names, whichever module writes the line."""
 
 
+WIDEST = 1000
+"""The most characters of a line of a table."""
+
+
 def console(*, markup: bool = False) -> Console:
     """The console for results on stdout: as wide as the terminal, or 120 columns without one.
 
@@ -47,6 +52,13 @@ def console(*, markup: bool = False) -> Console:
     """
     width = None if sys.stdout.isatty() else 120
     return Console(highlight=False, markup=markup, emoji=False, width=width)
+
+
+def _show_whole(table: Table) -> None:
+    """Show a table wider than a narrow terminal, which wraps its lines, instead of with names and numbers cut off."""
+    screen = console()
+    screen.width = max(screen.width, Measurement.get(screen, screen.options.update(width=WIDEST), table).maximum)
+    screen.print(table)
 
 
 def _text(content: str, style: str = "") -> Text:
@@ -157,7 +169,7 @@ def status(pipeline: PipelineStatus, *, bronze: str = "the lakehouse") -> None:
     grid.add_row("bronze", _bronze_line(pipeline, bronze))
     screen.print(grid)
     if pipeline.collections:
-        screen.print(_collections_table(pipeline))
+        _show_whole(_collections_table(pipeline))
     for line in _problem_lines(pipeline):
         screen.print(_text(line, style="yellow"))
 

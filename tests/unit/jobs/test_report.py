@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from cdc_core import errors
 from pipelines.capture.progress import CaptureProgress
@@ -254,6 +255,16 @@ def test_status_shows_lag_headroom_and_writer(capsys: pytest.CaptureFixture[str]
     assert "written by process 17 on host-a (lease 80 s)" in text
     assert "shop.orders 10 so far 100 7 (1 min 5 s) – 3 2" in text
     assert "incomplete" not in text
+
+
+def test_status_is_whole_on_a_narrow_terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """With 80 columns, large numbers left no room for the name of the collection, and were cut off themselves."""
+    layer = _layer(rows=1_234_567, lag_events=12_345, lag_seconds=65, rate=1200.0)
+    orders = status.CollectionStatus("shop.customer_orders", None, layer, layer, 0, 0, history=layer)
+    server = status.ServerStatus("MongoDB 7.0.1", 1_700_000_005, 1_699_992_800)
+    monkeypatch.setattr(report, "console", lambda: Console(width=80))
+    text = _shown(status.PipelineStatus("shop", 0, server, None, (orders,)), capsys)
+    assert f"shop.customer_orders{' 1,234,567 12,345 (1 min 5 s) 1,200' * 3}" in text
 
 
 def test_status_shows_what_does_not_begin(capsys: pytest.CaptureFixture[str]) -> None:
