@@ -232,7 +232,7 @@ class SilverPosition:
     log: str | None = None
     """The history of bronze whose batches these are; None where it is unnamed."""
     documents: bool | None = None
-    """Whether its rows hold whole documents; None where unknown."""
+    """Whether its rows hold whole documents; None where only some do, or it is unknown."""
     added: tuple[str, ...] = ()
     """The columns that `add.fields` and `add.headers` ever added."""
     version: int = -1

@@ -156,19 +156,23 @@ class History:
         `stop` was set or `seconds` have passed."""
         # A name stays reserved when the setting is removed: the column still exists, and a field must not mix with its values.
         added_names = {*at.added, *(each.name for each in self.added())}
-        start = at.start(silver, folds=self.folds)
+        always_folds = self.folds
+        start = at.start(silver, folds=always_folds)
         span = BatchRange(start, silver.to)
-        # Also partial updates of an earlier capture mode, if the history has documents to fold them onto. From the beginning they are those
-        # of versions that come again, however long ago they were folded.
+        # Also partial updates of an earlier capture mode, if the history has documents to fold them onto. They may come after ranges without
+        # one: the capture may go on in that mode for a while. From the beginning they are those of versions that come again, however long
+        # ago they were folded.
         self.folds = self.settings.keeps_document(
             str(self.namespace),
             has_waiting=lambda: (
-                (bool(at.folds) or (not start and "__document" in _columns_of(self.writer, self._stored)))
+                "__document" in _columns_of(self.writer, self._stored)
                 and collection_events.has_partial(self.spark, self.bronze, self.namespace, span, is_last=False)
             ),
         )
         start_position = replace(at, to=start, log=silver.log, bronze=silver.bronze, has_gap=False)
-        position = replace(start_position, added=tuple(sorted(added_names)), folds=self.folds)
+        # Versions of a range without folding lack their documents: back in the old mode, they are made again.
+        are_all_folded = self.folds and (always_folds or not start or at.folds is True)
+        position = replace(start_position, added=tuple(sorted(added_names)), folds=are_all_folded)
         if not position.to and not bronze_log.is_whole(self.spark, self.bronze, str(self.namespace)):
             log.warning(
                 "%s: old events were removed from bronze, so the history begins with what bronze still has. To get a "

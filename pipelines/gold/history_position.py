@@ -26,7 +26,7 @@ class HistoryPosition:
 
     `added` are the columns that `add.fields` and `add.headers` ever made. `has_gap`: bronze may lack events after `to`, because maintenance
     removed some while no history was kept, or because the table was repaired. `folds`: whether partial updates were folded, and documents
-    kept for that; None if unknown. `bronze` is as in silver's position.
+    kept for that, of all versions; None if unknown. `bronze` is as in silver's position.
     """
 
     to: int = 0

@@ -219,7 +219,7 @@ def _ranges(collection: SilverCollection, work: CollectionWork, span: BatchRange
 
 def _under_these_settings(collection: SilverCollection, position: registry.SilverPosition) -> registry.SilverPosition:
     """The position with the row layout of the current settings; logs a warning if existing rows lack documents they now need."""
-    if collection.keeps_document and position.documents is not True and _lacks_documents(collection):
+    if collection.have_documents and position.documents is not True and _lacks_documents(collection):
         log.warning(
             "%s: rows of silver were written without their whole documents. A row that gets a partial update stays "
             "incomplete until its document is read again: %s",
@@ -231,7 +231,7 @@ def _under_these_settings(collection: SilverCollection, position: registry.Silve
     collection.reserved |= {each.name for each in collection.added(collection.schema.schema)}
     return replace(
         position,
-        documents=collection.keeps_document,
+        documents=collection.have_documents,
         added=tuple(sorted(collection.reserved)),
         origin=collection.origin or position.origin,
     )

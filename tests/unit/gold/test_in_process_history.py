@@ -48,7 +48,7 @@ class Kept:
         reached = to or self.bronze.batch
         kept.brought_up(self.at, registry.SilverPosition(reached), stop=threading.Event())
         writer.release()
-        self.at = HistoryPosition(reached, folds=kept.folds)
+        self.at = HistoryPosition(reached, folds=table_history.standing(SPARK, self.table).metadata["folds"])
 
     def versions(self, *names: str) -> list[tuple[Any, ...]]:
         """Key, start and end in seconds, and columns of each version, in order."""
@@ -355,6 +355,25 @@ def test_updates_from_before_a_switch_to_whole_documents_are_folded(tmp_path: Pa
     kept.bronze.append({"t": [change("u", 2, 40, v=4)]})
     kept.lay_out()
     assert kept.at.folds is False
+
+
+def test_updates_of_the_old_mode_that_come_late_are_folded(tmp_path: Path) -> None:
+    """The history has the new settings before the capture. Back in the old mode, versions without a document are made again."""
+    kept = Kept(tmp_path, **{"keep.document": True})
+    kept.bronze.append({"t": [change("c", 1, 10, v=1, w=1), change("c", 2, 11, v=1, w=1)]})
+    kept.lay_out()
+    kept.hop.settings = layers.pipeline(tmp_path, history=True)
+    for events in ([change("u", 2, 20, v=2, w=1)], [update(1, 30, v=3)]):
+        kept.bronze.append({"t": events})
+        kept.lay_out()
+    expected = [("1", 10, 30, 1, 1, False), ("1", 30, None, 3, 1, False), ("2", 11, 20, 1, 1, False)]
+    assert kept.versions("v", "w", "__incomplete") == [*expected, ("2", 20, None, 2, 1, False)]
+    kept.hop.settings = layers.pipeline(tmp_path, history=True, **{"keep.document": True})
+    kept.bronze.append({"t": [update(2, 40, v=4)]})
+    kept.lay_out()
+    expected += [("2", 20, 40, 2, 1, False), ("2", 40, None, 4, 1, False)]
+    assert kept.versions("v", "w", "__incomplete") == expected
+    assert kept.at.folds is True
 
 
 @pytest.mark.parametrize("folds", [False, None])

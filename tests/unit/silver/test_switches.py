@@ -98,3 +98,19 @@ def test_updates_from_before_a_switch_to_whole_documents_are_folded(tmp_path: Pa
         hop.run()
         rows = oracle.read(hop.silver_table.path or "").sort_by("__key")
         assert rows["v"].to_pylist() == [2, 4] and rows["__document"].is_valid().to_pylist() == [True, False]
+
+
+def test_updates_of_the_old_mode_that_come_late_are_folded(tmp_path: Path) -> None:
+    """Silver has the new settings before the capture: after a range of whole documents come updates without one."""
+    with without_spark.running():
+        hop = Hop(tmp_path, **{"keep.document": True})
+        hop.append((1, bson.encode({"_id": 1, "v": 1, "w": 1})), (2, bson.encode({"_id": 2, "v": 1})))
+        hop.run()
+        hop.settings = layers.pipeline(tmp_path)
+        for late in (2, 3):
+            hop.append((2, bson.encode({"_id": 2, "v": late})))
+            hop.run()
+            hop.append((1, {"updatedFields": f'{{"v":{late}}}', "removedFields": []}))
+            hop.run()
+        rows = oracle.read(hop.silver_table.path or "").sort_by("__key").select(["v", "w", "__incomplete"])
+        assert rows.to_pydict() == {"v": [3, 3], "w": [1, None], "__incomplete": [False, False]}
