@@ -85,9 +85,8 @@ class Positions:
     def reread(self, namespace: registry.Namespace) -> bool:
         """Read one collection's position and schema again after its error; whether they could be read."""
         try:
-            self.trimmed_to = bronze_log.trimmed_to(
-                self.spark, self._bronze
-            )  # maintenance may have run since the start of a service
+            # Maintenance may have run since the start of a service.
+            self.trimmed_to = bronze_log.trimmed_to(self.spark, self._bronze)
             position = self._position(namespace)
             previous = self.known.get(namespace)
             if previous is None or (position.to, position.generation) != (previous.to, previous.generation):

@@ -441,7 +441,7 @@ def test_updates_of_another_capture_mode_are_folded(spark: SparkSession, lakehou
     assert [(row["_id"], row["v"], "__incomplete" in row) for row in hop.rows(ORDERS)] == [(1, 4, False), (2, 3, False)]
     hop.bronze.append({ORDERS: [document(1, 40, v=5)]})
     hop.silver()
-    assert position(hop).documents is False
+    assert position(hop).documents is None  # only of some rows: more updates of the other mode may come
 
 
 @pytest.mark.journey
