@@ -334,7 +334,7 @@ class _Launch(dict[str, Any]):
 
     def kill(self) -> None:
         """Kill a JVM whose start was interrupted: PySpark has forgotten it, and it would run for ever."""
-        if select.select([self._read], [], [], 1)[0]:
+        if "preexec_fn" in self and select.select([self._read], [], [], 1)[0]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(int(os.read(self._read, 20)), signal.SIGKILL)
 
