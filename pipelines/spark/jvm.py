@@ -387,6 +387,7 @@ _NO_REASON = (
 """The beginnings of lines in a JVM's output that are no reason why it ended: of a stack trace, warnings, and what follows the reason."""
 
 _NO_COMMAND = "CMD: bad array subscript"
+"""The end of the line of Spark's script where Java printed no command; the reason is before it."""
 
 _REFUSALS = ("Invalid ", "Unrecognized ", "Unsupported ", "Conflicting ", "Error: Invalid ", "Improperly ")
 """The beginnings of what Java says of its options."""
