@@ -29,6 +29,7 @@ from pipelines.silver import run as silver
 from pipelines.spark import failures as spark_failures
 from pipelines.spark import jvm, parallel
 from pipelines.spark import session as sparks
+from pipelines.work_progress import WorkProgress
 
 log = logging.getLogger(__name__)
 
@@ -56,6 +57,7 @@ def run_again(
     stop: threading.Event,
     progress: Callable[[CaptureProgress], None] | None = None,
     turn: Callable[[str], AbstractContextManager[object]] = contextlib.nullcontext,
+    work: Callable[[WorkProgress], None] | None = None,
 ) -> dict[str, object]:
     """The result of `run`, which starts again in a new session (from `again`) whenever Spark's JVM has ended.
 
@@ -65,7 +67,7 @@ def run_again(
     while True:
         started_at = time.monotonic()
         try:
-            return run(spark, settings, once=once, take_over=take_over, stop=stop, progress=progress, turn=turn)
+            return run(spark, settings, once=once, take_over=take_over, stop=stop, progress=progress, turn=turn, work=work)
         except Exception as error:
             is_early = time.monotonic() - started_at < RUN_SECONDS
             _check_lost(error, is_final=stop.is_set() or is_early or sparks.is_given() or not sparks.is_local(spark))
@@ -95,17 +97,19 @@ def run(
     stop: threading.Event,
     progress: Callable[[CaptureProgress], None] | None = None,
     turn: Callable[[str], AbstractContextManager[object]] = contextlib.nullcontext,
+    work: Callable[[WorkProgress], None] | None = None,
 ) -> dict[str, object]:
     """The result of each layer by its name, after all have ended.
 
     With `once` the layers run one after another, each up to what exists when it starts, and inside `turn` of its name; otherwise all
-    run at the same time until `stop` is set. A layer that fails stops the others cleanly, and its error is raised. Every table carries
+    run at the same time until `stop` is set. `progress` hears how far the capture is, `work` how far silver and gold are. A layer that fails stops the others cleanly, and its error is raised. Every table carries
     its own position: the next run continues from there.
     """
     if not once:
         query_execution.share(spark)
     halt = stop if once else threading.Event()  # a failed layer halts the others; `stop` belongs to the caller
-    layers, layer_results = _Run(settings, sparks.sessions(spark), once, take_over, halt, progress).layers(), _LayerResults()
+    sessions, layer_results = sparks.sessions(spark), _LayerResults()
+    layers = _Run(settings, sessions, once, take_over, halt, progress, work).layers()
     with sparks.cancelling(spark, halt) as cancelled:
         _in_turn(layers, layer_results, stop=stop, turn=turn) if once else _together(
             layers, layer_results, stop=stop, halt=halt
@@ -142,6 +146,7 @@ class _Run:
     take_over: bool
     halt: threading.Event
     progress: Callable[[CaptureProgress], None] | None
+    work: Callable[[WorkProgress], None] | None = None
     of_bronze: NewCommits = field(default_factory=NewCommits)
     of_silver: NewCommits = field(default_factory=NewCommits)
     still: standstill.Standstill = field(default_factory=standstill.Standstill)
@@ -209,6 +214,7 @@ class _Run:
             stop=stop,
             bronze_news=self.of_bronze,
             news=self.of_silver,
+            progress=self.work,
         )
 
     @functools.cached_property
@@ -226,6 +232,7 @@ class _Run:
             stop=stop,
             silver_news=self.of_silver,
             audit=None if self.once else self._gate,
+            progress=self.work,
         )
 
     def _maintain(self, stop: threading.Event) -> object:

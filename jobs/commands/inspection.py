@@ -183,6 +183,7 @@ def verify(
       medallion verify --config conf/shop.yml --sample 1000 --json
       medallion verify --config conf/shop.yml --repair
     """
+    from pipelines.terminal import live_lines
     from pipelines.terminal import tables as report
     from pipelines.verify import run as verify
 
@@ -202,7 +203,8 @@ def verify(
             repair=repair,
             take_over=take_over,
         )
-        result = verify.run(spark, settings, verify_options, stop=stop)
+        with live_lines.waiting("verify"):
+            result = verify.run(spark, settings, verify_options, stop=stop, progress=live_lines.work_progress())
     click.echo(verify.to_json(result)) if as_json else report.verified(result)
     verify.refuse(result)
 

@@ -51,6 +51,7 @@ def silver(file: options.SettingsFile, once: bool, take_over: bool) -> None:
     from pipelines.delta import tables as delta
     from pipelines.silver import run as silver
     from pipelines.spark import session as sparks
+    from pipelines.terminal import live_lines
     from pipelines.terminal import tables as report
 
     with interrupts.stopping() as stop:
@@ -58,8 +59,16 @@ def silver(file: options.SettingsFile, once: bool, take_over: bool) -> None:
         settings, spark = application.opened(file, "silver", lazily=True, is_service=not once)
         # Stays None if the stop cancelled the run.
         result = None
-        with sparks.cancelling(spark, stop):
-            result = silver.run(spark, settings, once=once, take_over=take_over, sessions=sparks.sessions(spark), stop=stop)
+        with sparks.cancelling(spark, stop), live_lines.waiting("silver"):
+            result = silver.run(
+                spark,
+                settings,
+                once=once,
+                take_over=take_over,
+                sessions=sparks.sessions(spark),
+                stop=stop,
+                progress=live_lines.work_progress(),
+            )
     if result is not None:
         if once and not result.batch:
             bronze = delta.layout(settings.lakehouse).bronze(settings.name)
@@ -95,12 +104,13 @@ def gold(
     from pipelines.bronze import registry
     from pipelines.gold import publish
     from pipelines.spark import session as sparks
+    from pipelines.terminal import live_lines
     from pipelines.terminal import tables as report
 
     with interrupts.stopping() as stop:
         settings, spark = application.opened(file, "gold", lazily=True, is_service=not once)
         results: dict[str, object] = {}
-        with sparks.cancelling(spark, stop):
+        with sparks.cancelling(spark, stop), live_lines.waiting("gold"):
             results = publish.run(
                 spark,
                 settings,
@@ -110,6 +120,7 @@ def gold(
                 is_anew=full_refresh,
                 sessions=sparks.sessions(spark),
                 stop=stop,
+                progress=live_lines.work_progress(),
             )
             if once and "gold" in results and not registry.read(spark, settings).namespaces:
                 report.nothing_yet("gold", "silver has no collections", "silver")
@@ -150,7 +161,7 @@ def run(file: options.SettingsFile, once: bool, take_over: bool) -> None:
         settings, spark = application.opened(file, "run", captures=True, is_service=not once, stop=stop)
         results = layers.run_again(
             spark, settings, again=functools.partial(application.session, file, settings, "run", is_service=not once), once=once, take_over=take_over, stop=stop,
-            progress=progress, turn=live_lines.waiting,
+            progress=progress, turn=live_lines.waiting, work=live_lines.work_progress(is_service=not once),
         )  # fmt: skip
     for layer, result in results.items():
         report.result(layer, result)

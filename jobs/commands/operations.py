@@ -34,6 +34,7 @@ def maintain(
     """
     from pipelines.operations import maintain
     from pipelines.spark import parallel
+    from pipelines.terminal import live_lines
     from pipelines.terminal import tables as report
 
     failures = parallel.Failures()
@@ -48,8 +49,10 @@ def maintain(
             take_over=take_over,
             stop=stop,
             failures=failures,
+            progress=live_lines.work_progress(),
         )
-        result = interrupts.finished(spark, stop, run)
+        with live_lines.waiting("maintain"):
+            result = interrupts.finished(spark, stop, run)
     click.echo(application.json_text(result)) if as_json else report.maintained(result, is_whole=not failures.by_name)
     failures.raised()
     maintain.refuse(result)
@@ -291,6 +294,7 @@ def rebuild(
     """
     from pipelines.operations import rebuild
     from pipelines.silver import rebuild as silver_rebuild
+    from pipelines.terminal import live_lines
     from pipelines.terminal import tables as report
 
     with interrupts.stopping() as stop:
@@ -306,7 +310,8 @@ def rebuild(
             drops_lost=drop_missing,
             stop=stop,
         )
-        result = interrupts.finished(spark, stop, run)
+        with live_lines.waiting("rebuild"):
+            result = interrupts.finished(spark, stop, run)
     click.echo(application.json_text(result)) if as_json else report.rebuilt(result)
     # A dry run succeeds whatever it shows.
     if not dry_run:
@@ -333,11 +338,13 @@ def repair(file: options.SettingsFile, dry_run: bool, as_json: bool, take_over: 
     """
     from pipelines.operations import repair
     from pipelines.spark import parallel
+    from pipelines.terminal import live_lines
     from pipelines.terminal import tables as report
 
     settings, spark = application.opened(file, "repair", quiet=True)
     failures = parallel.Failures()
-    results = repair.run(spark, settings, is_trial=dry_run, take_over=take_over, failures=failures)
+    with live_lines.waiting("repair"):
+        results = repair.run(spark, settings, is_trial=dry_run, take_over=take_over, failures=failures)
     is_whole = not failures.by_name
     click.echo(application.json_text({"tables": results})) if as_json else report.repaired(results, is_whole=is_whole)
     failures.raised()

@@ -16,7 +16,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -39,6 +39,7 @@ from pipelines.gold.model_inputs import ModelInputs, collection_table
 from pipelines.settings import file as settings_file
 from pipelines.spark import failures as spark_failures
 from pipelines.spark import session as sparks
+from pipelines.work_progress import WorkCounter, WorkProgress
 
 log = logging.getLogger(__name__)
 
@@ -244,6 +245,7 @@ def run(
     judged: dict[str, ModelVerdict] | None = None,
     switched: set[str] | None = None,
     stop: threading.Event | None = None,
+    progress: Callable[[WorkProgress], None] | None = None,
 ) -> ModelsResult:
     """Bring every model up to date with the tables that it refers to; `is_anew` makes all of them whole.
 
@@ -261,6 +263,8 @@ def run(
     inputs = ModelInputs(spark, delta.layout(settings.lakehouse), dict(pinned or {}), settings.name)
     verdicts, switched = {} if judged is None else judged, set() if switched is None else switched
     run_ = _ModelsRun(spark, inputs, audit, take_over, is_anew, verdicts, switched, settings.gold.deletion_vectors)
+    counter = WorkCounter("models", progress)
+    counter.begin(len(order.models))
     try:
         for model in order.models:
             if stop is not None and stop.is_set():
@@ -286,6 +290,7 @@ def run(
                 failures.append(failure)
                 failed_names.add(model.name)
                 results.append(ModelResult(model.name, "failed", 0, None, 0.0))
+            counter.add(tables=1)
     finally:
         inputs.close()
     if failures:

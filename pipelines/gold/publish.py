@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 from collections import Counter
+from collections.abc import Callable
 
 from pyspark.sql import SparkSession
 
@@ -20,6 +21,7 @@ from pipelines.gold import run as gold
 from pipelines.new_commits import NewCommits
 from pipelines.spark import failures as spark_failures
 from pipelines.spark import parallel
+from pipelines.work_progress import WorkProgress
 
 MODELS_PAUSE_SECONDS = 10.0
 """The pause of a service between two runs of the models."""
@@ -37,6 +39,7 @@ def run(
     stop: threading.Event | None = None,
     silver_news: NewCommits | None = None,
     audit: expectations.Gate | None = None,
+    progress: Callable[[WorkProgress], None] | None = None,
 ) -> dict[str, object]:
     """Publish documents, and models if the settings name a folder; returns the results under `gold` and `models`.
 
@@ -56,7 +59,7 @@ def run(
     def made() -> None:
         if settings.gold.models is not None and not (once and stop_event.is_set()):
             results["models"] = models.run(
-                spark, settings, audit=audit, take_over=take_over, is_anew=is_anew, stop=stop_event
+                spark, settings, audit=audit, take_over=take_over, is_anew=is_anew, stop=stop_event, progress=progress
             )
 
     def note(error: Exception) -> None:
@@ -82,6 +85,7 @@ def run(
             stop=stop_event if models_thread is None else models_thread.stop,
             audit=audit,
             silver_news=silver_news,
+            progress=progress,
         )
     except Exception as error:  # of the gate or of collections, also a bug: models are made from the others
         note(error)

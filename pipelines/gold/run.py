@@ -43,6 +43,7 @@ from pipelines.gold.table_claims import TableClaims
 from pipelines.new_commits import NewCommits
 from pipelines.spark import parallel
 from pipelines.spark.parallel import Outcome
+from pipelines.work_progress import WorkCounter, WorkProgress
 
 log = logging.getLogger(__name__)
 
@@ -92,6 +93,7 @@ def run(
     pause_seconds: float = 1.0,
     audit: Audit = no_audit,
     silver_news: NewCommits | None = None,
+    progress: Callable[[WorkProgress], None] | None = None,
 ) -> GoldResult:
     """Bring every gold table to the position of its silver table; without `once`, continue until `stop` is set.
 
@@ -102,12 +104,13 @@ def run(
     are spaced so that they take little of the time. An up-to-date table gets no commit. A killed run leaves each table at its own position,
     and the next run continues from there. A collection that fails is logged and the others continue. Its error is raised at the end, or
     when all have failed (`errors.together` for several): `TableOwned`, `LeaseHeld`, `OwnershipLost` and `CommitConflict` among them. A
-    refused run has committed nothing.
+    refused run has committed nothing. `progress` hears how far a round is, first with the documents, then with the histories.
     """
     stop_event = stop or threading.Event()
     process_rows = in_process.ONE_RUN_ROWS if once else in_process.SERVICE_ROWS
     turn = math.inf if once else parallel.TURN_SECONDS
-    gold = _GoldRun(spark, settings, take_over, parallel.Pool(spark, sessions), stop_event, audit, process_rows, turn)
+    pool, counter = parallel.Pool(spark, sessions), WorkCounter("gold", progress)
+    gold = _GoldRun(spark, settings, take_over, pool, stop_event, audit, process_rows, turn, counter=counter)
     started = time.monotonic()
     results: list[GoldTableResult] = []
     only, next_look, changed_keys = None, 0.0, 0
@@ -192,6 +195,7 @@ class _GoldRun:
     """`current.forgotten_to` of the tables of deletes, read once: copies are restored while nothing runs."""
     look_seconds: float = 0.0
     """How long the last check of the tables took, without publishing."""
+    counter: WorkCounter = field(default_factory=lambda: WorkCounter("gold"))
 
     def __post_init__(self) -> None:
         self.layout = delta.layout(self.settings.lakehouse)
@@ -212,11 +216,12 @@ class _GoldRun:
         is_near = local_log.folder(self.bronze) is not None
         due = [work for work in parallel.looks(self._due_work, active, is_near=is_near) if work is not None]
         self.look_seconds = time.monotonic() - began
-        results = self.pool.each(due, self._guarded(self._applied), stop=self.stop)
+        self.counter.begin(len(due))
+        results = self.pool.each(due, self.counter.counting(self._guarded(self._applied)), stop=self.stop)
         healthy = [each for each in active if str(each) not in self.failures.by_name]
-        results += self.pool.each(
-            self._histories(healthy, collections.namespaces), self._guarded(self._versioned), stop=self.stop
-        )
+        histories = self._histories(healthy, collections.namespaces)
+        self.counter.begin(len(histories))
+        results += self.pool.each(histories, self.counter.counting(self._guarded(self._versioned)), stop=self.stop)
         if active and only is None:
             self.failures.end_where_all_failed(map(str, collections.namespaces))
         self._apply_deletion_vectors(healthy)

@@ -42,6 +42,7 @@ from pipelines.delta import tables as delta
 from pipelines.delta.writer import Writer
 from pipelines.gold import history_position, models
 from pipelines.spark import parallel
+from pipelines.work_progress import WorkCounter, WorkProgress
 
 DAY_MS = 86_400_000
 """The unit of retentions, and the age from which a position may expire: no shorter retention of a log makes sense."""
@@ -119,6 +120,7 @@ def run(
     capture: bronze_log.BronzeLog | None = None,
     stop: threading.Event | None = None,
     failures: parallel.Failures,
+    progress: Callable[[WorkProgress], None] | None = None,
 ) -> MaintenanceResult:
     """Maintain the tables of a pipeline, or of one collection; `capture` is the bronze writer if the capture runs in this process.
 
@@ -132,7 +134,8 @@ def run(
     def one(_: SparkSession, table: _Table) -> TableResult:
         return run_.maintained(table)
 
-    maintain_table = failures.guarding(one, name=lambda table: table.ref.label)
+    counter = WorkCounter("maintain", progress)
+    maintain_table = counter.counting(failures.guarding(one, name=lambda table: table.ref.label))
     results: list[TableResult | None] = []
     remaining = run_.tables(collection)
     if collection is None:
@@ -140,6 +143,7 @@ def run(
             remaining += run_.models()
         except errors.SettingsError as error:  # the names of models come from their folder
             failures.note("models", error)
+    counter.begin(len(remaining))
     while remaining and not stop_event.is_set():
         results.append(maintain_table(spark, remaining.pop(0)))
     done, labels = tuple(each for each in results if each is not None), tuple(each.ref.label for each in remaining)

@@ -10,7 +10,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import NamedTuple
@@ -59,10 +59,12 @@ def apply(
     stop: threading.Event,
     seconds: float = math.inf,
     is_alone: bool = False,
+    hear: Callable[[int], None] = lambda events: None,
 ) -> Progress:
     """Apply the work range by range, each with its sweeps; ends between two ranges when `stop` is set or `seconds` have passed.
 
-    If the collection `is_alone`, the next range is read meanwhile; with others beside it no core is idle.
+    If the collection `is_alone`, the next range is read meanwhile; with others beside it no core is idle. `hear` is called with the number
+    of events of each range that was applied.
     """
     collection.keep_documents(work.position, work.span)
     position = _under_these_settings(collection, work.position)
@@ -85,6 +87,7 @@ def apply(
         )
         position = _with_sweeps(collection, range_, counts, position, collection_ends.within(due_sweeps, range_))
         events += counts.events
+        hear(counts.events)
         if ranges and portions and collection.needs_steps:
             # The rest goes through Spark, in as few ranges as the settings allow.
             ranges, portions = _ranges(collection, work, BatchRange(range_.to, work.to)), None

@@ -42,6 +42,7 @@ import shlex
 import threading
 import time
 import uuid
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
@@ -67,6 +68,7 @@ from pipelines.silver import tables as silver_tables
 from pipelines.silver.collection import CollectionWork, SilverCollection
 from pipelines.silver.positions import Positions
 from pipelines.spark import parallel
+from pipelines.work_progress import WorkCounter, WorkProgress
 
 log = logging.getLogger(__name__)
 
@@ -111,17 +113,20 @@ def run(
     to: int | None = None,
     bronze_news: NewCommits | None = None,
     news: NewCommits | None = None,
+    progress: Callable[[WorkProgress], None] | None = None,
 ) -> SilverResult:
     """Apply every event that bronze holds at the start, up to the batch `to` if it is given; without `once`, continue until `stop` is set.
 
     If bronze has no new events, it waits for `bronze_news`, at most `pause_seconds`; `news` wakes those that wait for silver's commits.
+    `progress` hears how far a round is.
     `sessions` makes a session with its own settings for each thread; without it collections are applied one by one. A killed run leaves
     each table at its own position, and the next run continues from there. A collection that fails is logged and the others continue. Its
     error is raised at the end, or when all have failed (`errors.together` for several): `TableOwned`, `LeaseHeld`, `OwnershipLost` and
     `CommitConflict` among them. A refused run has committed nothing.
     """
     stop_event = stop or threading.Event()
-    silver = _SilverRun(spark, settings, take_over, parallel.Pool(spark, sessions), stop_event, to, once)
+    pool, counter = parallel.Pool(spark, sessions), WorkCounter("silver", progress)
+    silver = _SilverRun(spark, settings, take_over, pool, stop_event, to, once, counter=counter)
     start = time.monotonic()
     total = SilverResult(0, 0, 0.0)
     try:
@@ -182,6 +187,7 @@ class _SilverRun:
     """When it looks again whether tables were moved back."""
     not_looked_at: list[registry.Namespace] = field(default_factory=list)
     """The collections whose tables a look has not reached yet."""
+    counter: WorkCounter = field(default_factory=lambda: WorkCounter("silver"))
 
     def __post_init__(self) -> None:
         self.layout = delta.layout(self.settings.lakehouse)
@@ -228,7 +234,8 @@ class _SilverRun:
         for namespace in reread_namespaces - {work.namespace for work in works}:
             self.failures.passed(str(namespace))
         self.is_alone = len(works) == 1
-        apply = self.failures.guarding(self._applied, name=lambda work: str(work.namespace))
+        self.counter.begin(len(works), sum(work.counts.events for work in works))
+        apply = self.counter.counting(self.failures.guarding(self._applied, name=lambda work: str(work.namespace)))
         results = [result for result in self.pool.each(works, apply, stop=self.stop) if result is not None]
         self.failures.end_where_all_failed(map(str, positions.known))
         # After the results: a collection that failed is not at `to`, so that nothing is settled.
@@ -324,7 +331,8 @@ class _SilverRun:
             # Each range with an unreadable event reads all of these files, and adds some.
             collection.held_files = maintenance.compact_facts(spark, collection.quarantine, collection.held_files)
         seconds = self._turn_seconds(collection)
-        progress = ranges.apply(collection, work, stop=self.stop, seconds=seconds, is_alone=self.is_alone)
+        hear = self.counter.add_events
+        progress = ranges.apply(collection, work, stop=self.stop, seconds=seconds, is_alone=self.is_alone, hear=hear)
         positions[namespace] = position = progress.position
         # After the commit, in commits of its own: compaction changes no row.
         maintenance.compact(collection.writer)

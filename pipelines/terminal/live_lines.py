@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import signal
 import sys
@@ -23,11 +24,15 @@ from pipelines.operations import units
 if TYPE_CHECKING:
     from pipelines.capture.progress import CaptureProgress
     from pipelines.snapshot.snapshot import SnapshotProgress
+    from pipelines.work_progress import WorkProgress
 
 log = logging.getLogger("pipelines.capture.service")
 """The logger of a capture's other lines: users search the log by this name."""
 
 LOG_EVERY_SECONDS = 30.0
+
+SHORT_SECONDS = 10.0
+"""Work that takes no longer gets no log line: a service works on a few events many times a minute."""
 
 _SHOWN: list[Status] = []
 """The live line that is shown: a second one would write over it."""
@@ -96,6 +101,30 @@ def capture_progress() -> Iterator[Callable[[CaptureProgress], None]]:
         yield lambda now: live.update(Text(signs.escaped(described(now, rate=rate.of(now.events)))))
 
 
+def work_progress(*, is_service: bool = False) -> Callable[[WorkProgress], None]:
+    """A callback that shows how far work over many tables is: in the live line that is shown (of a service it is the capture's), else as a
+    log line every 30 seconds.
+    """
+    return _work_log() if is_service or not sys.stderr.isatty() else _show_work
+
+
+def _show_work(now: WorkProgress) -> None:
+    for line in _SHOWN:
+        line.update(Text(work_line(now)))
+
+
+def _work_log() -> Callable[[WorkProgress], None]:
+    last_at = -math.inf
+
+    def hear(now: WorkProgress) -> None:
+        nonlocal last_at
+        if now.seconds > SHORT_SECONDS and time.monotonic() >= last_at + LOG_EVERY_SECONDS:
+            last_at = time.monotonic()
+            logging.getLogger(f"pipelines.{now.work}").info("progress: %s", work_line(now))
+
+    return hear
+
+
 class Rate:
     """The rate over the last ten seconds of a count that grows; `of` may be called hundreds of times a second."""
 
@@ -132,6 +161,16 @@ def snapshot_line(now: SnapshotProgress) -> str:
         f"snapshot of {now.collection}: {now.total_documents:,} of about {max(now.total_about, now.total_documents):,} "
         f"documents, {now.rate:,.0f}/s{remaining}"
     )
+
+
+def work_line(now: WorkProgress) -> str:
+    """How far work is: its tables, and its events where they were counted beforehand, with their rate and the time left."""
+    line = f"{now.work}: {now.tables:,} of {now.all_tables:,} tables"
+    if not now.all_events:
+        return line
+    rate = now.events / now.seconds if now.seconds else 0.0
+    remaining = f", {units.duration((now.all_events - now.events) / rate)} left" if rate else ""
+    return f"{line}, {now.events:,} of {now.all_events:,} events, {rate:,.0f}/s{remaining}"
 
 
 class _ProgressLog:

@@ -20,7 +20,7 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
@@ -48,6 +48,7 @@ from pipelines.spark import session as sparks
 from pipelines.verify import bronze_state, documents, repair, table_progress
 from pipelines.verify.comparison import CollectionComparison, VerifyContext
 from pipelines.verify.result import CollectionVerification, KeyVerdict, Verification
+from pipelines.work_progress import WorkCounter, WorkProgress
 
 log = logging.getLogger(__name__)
 
@@ -86,7 +87,12 @@ class VerifyOptions:
 
 
 def run(
-    spark: SparkSession, settings: Settings, options: VerifyOptions, *, stop: threading.Event | None = None
+    spark: SparkSession,
+    settings: Settings,
+    options: VerifyOptions,
+    *,
+    stop: threading.Event | None = None,
+    progress: Callable[[WorkProgress], None] | None = None,
 ) -> Verification:
     """Compare the collections, and append the results to `ops/verifications`.
 
@@ -101,6 +107,8 @@ def run(
         run_ = _VerifyRun.begin(spark, settings, options, connection, client, stop)
         namespaces = run_.chosen()
         results, failures = [], run_.failures
+        counter = WorkCounter("verify", progress)
+        counter.begin(len(namespaces))
         with sparks.cancelling(spark, stop):
             for namespace in namespaces:
                 try:
@@ -116,6 +124,7 @@ def run(
                     failures.note(str(namespace), error)
                     if isinstance(error, errors.SourceUnreachable):  # the others would wait for it in vain
                         break
+                counter.add(tables=1)
     why = "stopped; start it again" if stop.is_set() else "not reached, because the source did not answer; try again"
     unreached = {*map(str, namespaces)} - {each.collection for each in results} - {*failures.by_name}
     failures.by_name.update((name, errors.Temporary(f"verifying {name}: {why}")) for name in sorted(unreached))

@@ -234,7 +234,7 @@ def test_no_two_modules_need_each_other() -> None:
 
 LEVELS = (
     {"clock", "helper_processes", "memory", "new_commits", "output_file", "settings", "signs", "spark"},
-    {"delta", "mongodb", "standstill"},
+    {"delta", "mongodb", "standstill", "work_progress"},
     {"bronze", "channels", "schema"},
     {"snapshot"},
     {"capture", "silver", "gold"},

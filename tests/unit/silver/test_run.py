@@ -391,7 +391,7 @@ def test_a_turn_is_long_beside_the_survey_that_it_begins_with(tmp_path: Path, mo
 
     turns = []
 
-    def apply(collection: object, work: Any, *, stop: object, seconds: float, is_alone: bool) -> ranges.Progress:
+    def apply(collection: object, work: Any, *, seconds: float, is_alone: bool, **named: object) -> ranges.Progress:
         assert not is_alone, "two collections have events"
         turns.append(seconds)
         return ranges.Progress(work.position, 0)

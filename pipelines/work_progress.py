@@ -1,0 +1,68 @@
+"""How far work over many tables is: those who do it count, and `pipelines.terminal.live_lines` shows it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from pyspark.sql import SparkSession
+
+Item = TypeVar("Item")
+Outcome = TypeVar("Outcome")
+
+
+@dataclass(frozen=True)
+class WorkProgress:
+    """How much is done `seconds` after the work began: tables, and events where their number is known beforehand (else both are 0)."""
+
+    work: str
+    tables: int
+    all_tables: int
+    events: int
+    all_events: int
+    seconds: float
+
+
+class WorkCounter:
+    """Counts what is done, in any thread, and calls `hear` after each step."""
+
+    def __init__(self, work: str, hear: Callable[[WorkProgress], None] | None = None) -> None:
+        self._work = work
+        self._hear = hear
+        self._lock = threading.Lock()
+        self.begin(0)
+
+    def begin(self, tables: int, events: int = 0) -> None:
+        """Count anew, to these numbers."""
+        self._began = time.monotonic()
+        self._tables, self._all_tables, self._events, self._all_events = 0, tables, 0, events
+        if tables:
+            self.add()
+
+    def add(self, *, tables: int = 0, events: int = 0) -> None:
+        """Count what was done since the last call."""
+        with self._lock:
+            self._tables += tables
+            self._events += events
+            seconds = time.monotonic() - self._began
+            now = WorkProgress(self._work, self._tables, self._all_tables, self._events, self._all_events, seconds)
+            if self._hear is not None:
+                self._hear(now)
+
+    def add_events(self, events: int) -> None:
+        """`add` for a callback."""
+        self.add(events=events)
+
+    def counting(self, act: Callable[[SparkSession, Item], Outcome]) -> Callable[[SparkSession, Item], Outcome]:
+        """A function that calls `act` and counts one more table, also after an error."""
+
+        def counted(spark: SparkSession, item: Item) -> Outcome:
+            try:
+                return act(spark, item)
+            finally:
+                self.add(tables=1)
+
+        return counted

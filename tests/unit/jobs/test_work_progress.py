@@ -1,0 +1,66 @@
+"""How far long work is: what silver and gold tell, and how it is shown."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import bson
+import pytest
+
+from pipelines.gold import run as gold
+from pipelines.silver import run as silver
+from pipelines.terminal import live_lines
+from pipelines.work_progress import WorkCounter, WorkProgress
+from tests.harness import without_spark
+from tests.harness.without_spark import SPARK
+
+
+def test_silver_and_gold_tell_how_far_they_are(tmp_path: Path) -> None:
+    """Silver counts the events of each range, both count the tables."""
+    heard: list[WorkProgress] = []
+    with without_spark.running():
+        hop = without_spark.Hop(tmp_path)
+        for collection in ("a", "b"):
+            hop.append((1, bson.encode({"_id": 1})), (2, bson.encode({"_id": 2})), collection=collection)
+        silver.run(SPARK, hop.settings, progress=heard.append)
+        first, last = heard[0], heard[-1]
+        assert (first.work, first.tables, first.all_tables, first.events, first.all_events) == ("silver", 0, 2, 0, 4)
+        assert (last.tables, last.events) == (2, 4)
+        heard.clear()
+        gold.run(SPARK, hop.settings, progress=heard.append)
+    assert [(each.work, each.tables, each.all_tables) for each in heard] == [("gold", count, 2) for count in range(3)]
+
+
+def test_a_table_that_fails_counts_too() -> None:
+    """Otherwise the last line of a run would say that it waits for a table."""
+    heard: list[WorkProgress] = []
+    counter = WorkCounter("silver", heard.append)
+    counter.begin(1)
+
+    def fails(spark: object, item: str) -> None:
+        raise ValueError(item)
+
+    with pytest.raises(ValueError, match="t"):
+        counter.counting(fails)(SPARK, "t")
+    assert heard[-1].tables == 1
+
+
+def test_the_line_has_a_rate_where_events_are_counted() -> None:
+    """Gold does not know beforehand how many rows it will write."""
+    assert live_lines.work_line(WorkProgress("gold", 3, 3000, 0, 0, 9.0)) == "gold: 3 of 3,000 tables"
+    line = live_lines.work_line(WorkProgress("silver", 3, 3000, 1000, 61_000, 10.0))
+    assert line == "silver: 3 of 3,000 tables, 1,000 of 61,000 events, 100/s, 10 min left"
+
+
+def test_without_a_terminal_long_work_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """Not the rounds of a service, which take moments, and not each step of long ones."""
+    caplog.set_level(logging.INFO)
+    hear = live_lines.work_progress(is_service=True)
+    hear(WorkProgress("silver", 1, 3, 0, 0, 0.5))
+    assert not caplog.records
+    for tables in (1, 2):
+        hear(WorkProgress("silver", tables, 3, 0, 0, 60.0))
+    assert [(each.name, each.getMessage()) for each in caplog.records] == [
+        ("pipelines.silver", "progress: silver: 1 of 3 tables")
+    ]
