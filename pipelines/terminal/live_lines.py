@@ -166,11 +166,12 @@ def snapshot_line(now: SnapshotProgress) -> str:
 def work_line(now: WorkProgress) -> str:
     """How far work is: its tables, and its events where they were counted beforehand, with their rate and the time left."""
     line = f"{now.work}: {now.tables:,} of {now.all_tables:,} tables"
-    if not now.all_events:
-        return line
-    rate = now.events / now.seconds if now.seconds else 0.0
-    remaining = f", {units.duration((now.all_events - now.events) / rate)} left" if rate else ""
-    return f"{line}, {now.events:,} of {now.all_events:,} events, {rate:,.0f}/s{remaining}"
+    if now.all_events:
+        line += f", {now.events:,} of {now.all_events:,} events"
+    if now.events and now.seconds:
+        rate = now.events / now.seconds
+        line += f", {rate:,.0f}/s, {units.duration((now.all_events - now.events) / rate)} left"
+    return line
 
 
 class _ProgressLog:
