@@ -32,7 +32,8 @@ MANY_FILES = 32
 """The number of files above which Spark would list them with a job."""
 
 READ_FILES = 100
-"""The number of files above which Spark is faster at reading one collection's rows in them."""
+"""The number of files above which Spark is faster at reading one collection's rows in them. Small ones, which are read once for all
+collections, do not count."""
 
 MANY_BYTES = 64 * 2**20
 """The bytes of rows above which executors read them: a document may have 16 MB, and a service reads several collections at a time."""
@@ -118,13 +119,19 @@ def _from_compacted(
     files = [] if folder is None else span_files(folder, span, among, is_alone=False)
     if not among and sum(file.stats.get("numRecords", 0) for file in files if _is_inside(file, span)) > limit:
         return None
-    size_bytes = bytes_of(files, columns, among)
+    small_files: list[local_log.AddedFile] = []
+    other_files: list[local_log.AddedFile] = []
+    for file in files:
+        (small_files if among and _is_small(file) and _is_inside(file, span) else other_files).append(file)
+    size_bytes = bytes_of(other_files, columns, among)
     if not files or size_bytes is None or size_bytes > BESIDE_BYTES:
         return None
     where: list[_Condition] = [("batch", ">", span.after), ("batch", "<=", span.to)]
-    span_rows = read(
-        [file.path for file in files], list(columns), where=[*where, *((name, "==", among[name]) for name in among)]
-    )
+    where += [(name, "==", value) for name, value in among.items()]
+    span_rows = read([file.path for file in other_files], list(columns), where=where)
+    if span_rows is not None and small_files:
+        small_rows = _matching(small_files, columns, among, BESIDE_BYTES)
+        span_rows = None if small_rows is None else pa.concat_tables([span_rows, small_rows])
     return None if span_rows is None or span_rows.num_rows > limit else span_rows
 
 
@@ -154,8 +161,7 @@ def _matching(
 
     def of_file(file: local_log.AddedFile) -> list[pa.Table]:
         parts: list[pa.Table] = []
-        for part in _parts(file, columns, among, size_bytes):
-            part_rows = _of(part, functools.reduce(pc.and_, (pc.equal(part[name], value) for name, value in among.items())))
+        for part_rows in _parts(file, columns, among, size_bytes):
             part_bytes.append(part_rows.nbytes)
             if sum(part_bytes) > size_bytes:
                 break
@@ -187,16 +193,18 @@ def _of(rows: pa.Table, is_wanted: pa.ChunkedArray) -> pa.Table:
 def _parts(
     file: local_log.AddedFile, columns: Sequence[str], among: Mapping[str, str], size_bytes: int
 ) -> Iterator[pa.Table]:
-    """The rows of a file in parts, without row groups that hold none of these values; small files come from the cache."""
-    if _is_small(file) and (cached := _recent.table(file.path, columns)) is not None:
-        yield cached
+    """The rows of a file with these values, in parts; those of small files come from the cache."""
+    if _is_small(file) and (cached_rows := _recent.rows(file.path, columns, among)) is not None:
+        if cached_rows.num_rows:
+            yield cached_rows
         return
     groups = _groups(file.path, among)
     if groups:
         with pq.ParquetFile(file.path) as parquet:
             batch_size = local_log.rows_at_a_time(parquet, columns, most=PART_ROWS, size_bytes=size_bytes, group=groups[0])
             for part in parquet.iter_batches(batch_size, row_groups=groups, columns=list(columns)):
-                yield pa.Table.from_batches([part])
+                rows = pa.Table.from_batches([part])
+                yield _of(rows, functools.reduce(pc.and_, (pc.equal(rows[name], value) for name, value in among.items())))
 
 
 def _groups(path: Path, among: Mapping[str, str]) -> list[int]:
@@ -251,7 +259,8 @@ def here(
     if folder is None:
         return []
     files = span_files(folder, span, among)
-    if among and len(files) > READ_FILES:
+    large_count = sum(not _is_small(file) for file in files)
+    if among and (large_count > READ_FILES or len(files) - large_count > recent_files.MOST_FILES):
         return []
     if limit is not None and sum(file.stats.get("numRecords", limit + 1) for file in files) > limit:
         return []

@@ -6,18 +6,22 @@ If the first range needs Spark, so does the whole span: `tests/spark/silver/test
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
+import bson
+import pyarrow.parquet as pq
 import pytest
 
 from cdc_core.bronze.batch_range import BatchRange
-from pipelines.bronze import collection_events, survey
+from pipelines.bronze import collection_events, recent_files, survey
 from pipelines.bronze.registry import Namespace
 from pipelines.delta import local_log
 from pipelines.silver import in_process
+from pipelines.silver import run as silver
 from tests.harness import bronze_rows, oracle, without_spark
-from tests.harness.without_spark import Hop, Log
+from tests.harness.without_spark import SPARK, Hop, Log
 
 
 @pytest.fixture
@@ -65,3 +69,37 @@ def test_a_long_span_is_applied_range_by_range(
     assert oracle.rows(oracle.read(hop.gold_table.path or ""), by="__key") == [
         {"_id": key, "n": key, "__key": str(key)} for key in range(4)
     ]
+
+
+@pytest.mark.parametrize("is_compacted", [False, True])
+def test_many_small_commits_are_read_once_for_all_collections(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_compacted: bool
+) -> None:
+    """Each collection opened all of them: a hundred collections took two minutes for five minutes of commits. Also beside a file that holds
+    batches of before."""
+    reads: list[Path] = []
+    read = recent_files._read
+    monkeypatch.setattr(recent_files, "_read", lambda path, names: reads.append(path) or read(path, names))
+    with without_spark.running():
+        hop = Hop(tmp_path)
+        commits: list[list[Mapping[str, Any]]] = []
+        commit = hop.commit
+        for number in range(130):
+            rows: list[Mapping[str, Any]] = []
+            monkeypatch.setattr(hop, "commit", rows.extend)
+            for collection in ("a", "b", "c"):
+                hop.append((number % 7, bson.encode({"_id": number % 7, "n": number})), collection=collection)
+            commits.append([row | {"batch": number + 1} for row in rows])
+        first = sum(commits[:5], []) if is_compacted else commits[0]
+        later = commits[5:] if is_compacted else commits[1:]
+        for batch, rows in ((5 if is_compacted else 1, first), *((rows[0]["batch"], rows) for rows in later)):
+            hop._batch = batch
+            commit(rows)
+        if is_compacted:
+            silver.run(SPARK, hop.settings, to=3)
+        assert silver.run(SPARK, hop.settings).events == 3 * (127 if is_compacted else 130)
+        for collection in ("a", "b", "c"):
+            table = pq.read_table([*Path(hop.layout.silver(bronze_rows.DB, collection).path or "").glob("*.parquet")])
+            newest = {row["_id"]: row["n"] for row in sorted(table.to_pylist(), key=lambda row: row["__sequence"])}
+            assert {*newest.values()} == {*range(123, 130)}
+    assert len(reads) == len({*reads}) and len(reads) >= 125
