@@ -235,19 +235,24 @@ class Snapshot:
         ranges = self._ranges(client, collection, documents, size)
         changes = 0
         while self._may_read(collection.namespace):
-            # One more than the threads, so that none is idle while the oldest chunk is committed.
-            while len(reads) <= self.threads and (bounds := next(ranges, None)) is not None:
-                reads.append((bounds, pool.submit(self._read, collection, bounds)))
-            if not reads:
-                return
-            # In order, whichever read ends first: everything before `hi` must be in bronze.
-            bounds, future = reads.popleft()
             try:
+                # One more than the threads, so that none is idle while the oldest chunk is committed.
+                while len(reads) <= self.threads and (bounds := next(ranges, None)) is not None:
+                    reads.append((bounds, pool.submit(self._read, collection, bounds)))
+                if not reads:
+                    return
+                # In order, whichever read ends first: everything before `hi` must be in bronze.
+                bounds, future = reads.popleft()
                 self._land(collection, bounds, future.result())
                 changes = 0
-            except mongodb_failures.CollectionChanged:
+            except (mongodb_failures.CollectionChanged, mongodb_failures.ReadRefused) as error:
                 _cancel(reads)
-                if (new_collection := self._current_collection(client, collection)) is None:
+                new_collection = self._current_collection(client, collection)
+                # A view or a capped collection in its place: the server then refuses the read as such (errors 168 and 246).
+                is_other = new_collection is None or new_collection.uuid != collection.uuid
+                if isinstance(error, mongodb_failures.ReadRefused) and not is_other:
+                    raise
+                if new_collection is None:
                     self._mark_completed(collection.namespace)
                     return
                 # Limited in a row: a collection that cannot be read by its name would be tried for ever.

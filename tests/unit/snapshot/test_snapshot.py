@@ -59,8 +59,9 @@ def waits() -> list[float]:
 
 
 @pytest.fixture
-def taking(waits: list[float]) -> snapshot.Snapshot:
+def taking(waits: list[float], monkeypatch: pytest.MonkeyPatch) -> snapshot.Snapshot:
     """A snapshot of one collection that never sleeps."""
+    monkeypatch.setattr(catalog, "collections", lambda *_: [COLLECTION])
 
     class Halt(threading.Event):
         def wait(self, timeout: float | None = None) -> bool:
@@ -131,7 +132,6 @@ def test_a_collection_that_is_never_the_one_that_was_listed_is_given_up(
 
     failed: list[str] = []
     monkeypatch.setattr(catalog, "size", lambda *_: catalog.CollectionSize(1, 1))
-    monkeypatch.setattr(catalog, "collections", lambda *_: [COLLECTION])
     monkeypatch.setattr(snapshot_read, "boundary", lambda *_, **__: None)
     monkeypatch.setattr(chunk_reader.ChunkReader, "read", changed)
     monkeypatch.setattr(snapshot.Snapshot, "_mark_failed", lambda self, name, reason: failed.append(reason))
