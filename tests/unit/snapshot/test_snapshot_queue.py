@@ -151,6 +151,32 @@ def test_a_paused_snapshot_that_is_stopped_ends(running: Running) -> None:
     running.until(lambda: running.read == ["stock:db.stock"])
 
 
+def test_a_snapshot_that_is_stopped_before_its_turn_is_not_begun(running: Running) -> None:
+    """Its last notification is that of the stop, and a collection that could not be read before still counts as such."""
+    running.gate.clear()
+    running.plan(ORDERS, STOCK)
+    running.until(lambda: running.metrics.newest is not None)
+    running.queue.failed["db.stock"] = "a filter"
+    running.queue.stop(lambda names: [name for name in names if name == "db.stock"])
+    running.gate.set()
+    running.until(lambda: running.queue.is_idle)
+    assert running.notifier.told == [("orders", "STARTED"), ("stock", "ABORTED"), ("orders", "COMPLETED")]
+    assert running.queue.failed == {"db.stock": "a filter"} and not running.metrics.is_aborted
+
+
+def test_a_paused_snapshot_that_is_stopped_is_over(running: Running) -> None:
+    """In the metrics it is neither paused nor running any more."""
+    running.gate.clear()
+    running.plan(ORDERS)
+    running.until(lambda: running.metrics.newest is not None)
+    running.queue.pause(True)
+    running.until(lambda: running.queue.is_idle)
+    running.queue.stop(lambda names: [*names])
+    running.queue.wake()
+    running.until(lambda: running.metrics.ended_at is not None)
+    assert running.metrics.is_aborted and not running.read
+
+
 def test_what_was_read_to_its_end_is_not_stopped(running: Running) -> None:
     """A stop of a running snapshot only removes its unread collections, in status and notifications too."""
     running.gate.clear()
