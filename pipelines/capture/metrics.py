@@ -353,12 +353,13 @@ def _snapshot(metrics: snapshot_queue.SnapshotMetrics, now: float) -> dict[str, 
     namespaces = state.planned if state else ()
     collections = {name: state.of(name) for name in namespaces} if state else {}
     is_ended = metrics.ended_at is not None
+    is_paused = not is_ended and controls is not None and controls.is_paused
     seconds = (
         0.0 if metrics.began_at is None else (metrics.ended_at if metrics.ended_at is not None else now) - metrics.began_at
     )
     return {
-        "SnapshotRunning": state is not None and not is_ended,
-        "SnapshotPaused": not is_ended and controls is not None and controls.is_paused,
+        "SnapshotRunning": state is not None and not is_ended and not is_paused,
+        "SnapshotPaused": is_paused,
         "SnapshotCompleted": state is not None and is_ended and not metrics.is_aborted,
         "SnapshotAborted": metrics.is_aborted,
         "SnapshotSkipped": metrics.is_skipped,
