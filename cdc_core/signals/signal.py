@@ -195,11 +195,23 @@ def request(signal: Signal) -> SignalRequest:
         if not (message := str(signal.data.get("message") or "")):
             raise SignalRefused("message is missing: what shall be logged?")
         return SignalRequest(type_, message=message)
+    _check_names(signal.data)
     collections = _collections(signal.data, is_required=type_ is SignalType.EXECUTE_SNAPSHOT)
     snapshot_type = _snapshot_type(signal.data)
     if snapshot_type is SnapshotType.BLOCKING and type_ is not SignalType.EXECUTE_SNAPSHOT:
         raise SignalRefused("a blocking snapshot can be neither stopped nor paused")
     return SignalRequest(type_, collections, snapshot_type, _conditions(signal.data))
+
+
+_FIELDS = ("data-collections", "type", "additional-conditions", "surrogate-key")
+
+
+def _check_names(data: Mapping[str, Any]) -> None:
+    """Raises `SignalRefused` for a name that is nearly a field's. A connector ignores other fields, but knew `additional-condition`
+    for long, and a misspelt `data-collections` would stop all snapshots."""
+    for name in (each for each, value in data.items() if value and each not in _FIELDS):
+        if hint := values.did_you_mean(name, _FIELDS):
+            raise SignalRefused(f"its data has no field {name}, {hint}")
 
 
 def _collections(data: Mapping[str, Any], *, is_required: bool) -> tuple[str, ...]:

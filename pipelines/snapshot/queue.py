@@ -200,7 +200,9 @@ class SnapshotQueue:
 
     def _take(self, entry: _Entry) -> bool:
         """Read a snapshot to its end, or until it is paused; returns whether it was paused."""
-        if entry.is_new and _is_stopped(entry.now):  # Before its turn. It was announced as aborted, and nothing of it is read.
+        if entry.is_new and _is_stopped(
+            entry.now
+        ):  # Before its turn. It was announced as aborted, and nothing of it is read.
             return False
         running_snapshot = self.taking(entry.state, entry.controls)
         if running_snapshot is None:

@@ -29,6 +29,7 @@ NAMESPACES = ("shop.orders", "shop.stock", "other.orders")
         ({"data-collections": [".*orders", "nothing"], "type": "BLOCKING"}, ("shop.orders", "other.orders")),
         ({"data-collections": "SHOP.stock"}, ("shop.stock",)),
         ({"data-collections": ["shop.stock"], "additional-conditions": None, "type": None}, ("shop.stock",)),
+        ({"data-collections": ["shop.stock"], "additional-condition": "", "sent-by": "ops"}, ("shop.stock",)),
     ],
 )
 def test_collections_are_regular_expressions(data: dict[str, object], chosen: tuple[str, ...]) -> None:
@@ -119,6 +120,8 @@ def test_conditions_are_filters_of_collections() -> None:
         ("stop-snapshot", {"type": "BLOCKING", "data-collections": ["a.b"]}, "neither stopped nor paused"),
         ("execute-snapshot", {"data-collections": ["a.b"], "type": "full"}, "incremental or blocking"),
         ("execute-snapshot", {"data-collections": ["a.b"], "surrogate-key": "x"}, "surrogate-key"),
+        ("execute-snapshot", {"data-collections": ["a.b"], "additional-condition": "{}"}, "mean additional-conditions"),
+        ("stop-snapshot", {"data-collection": ["a.b"]}, "did you mean data-collections"),
         (
             "execute-snapshot",
             {"data-collections": ["a.b"], "additional-conditions": [{"filter": "{}"}]},
