@@ -152,7 +152,7 @@ class SnapshotQueue:
         """Pause or resume all incremental snapshots; returns the states that changed."""
         states = []
         for entry in self._of(SnapshotKind.INCREMENTAL):
-            if entry.controls.is_paused is not is_paused:
+            if entry.controls.is_paused is not is_paused and not entry.now.is_done:
                 entry.controls.pause(is_paused)
                 states.append(entry.now)
                 self._notify(
