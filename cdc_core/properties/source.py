@@ -357,7 +357,7 @@ class Source:
     snapshot_collection_filter_overrides: Mapping[str, str] = field(
         default_factory=dict,
         metadata={
-            "type": values.NameList(),
+            "type": values.SelectionList(),
             "default": (),
             "doc": "Collections of which a snapshot (but no incremental one) reads only what the find filter in "
             "snapshot.collection.filter.overrides.<database>.<collection> matches.",

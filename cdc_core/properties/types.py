@@ -198,13 +198,18 @@ class NameList:
 
 @dataclass(frozen=True)
 class SelectionList(NameList):
-    """A list that selects something, of which commas alone, or empty entries, are refused: without an entry it would select everything."""
+    """A list that selects something, of which commas alone, or empty entries, are refused: without an entry it would select everything.
+
+    So are references, which nothing resolves here: with them it would select nothing.
+    """
 
     def read(self, value: object) -> tuple[str, ...]:
         names = super().read(value)
         is_empty = not value.strip() if isinstance(value, str) else not value
         if not names and not is_empty:
             raise InvalidValue(self.expected, "name at least one entry, or leave the setting out")
+        for name in names:
+            _refuse_reference(name, self.expected)
         return names
 
 
@@ -226,6 +231,7 @@ class CollectionName:
         db, dot, collection = value.strip().partition(".") if isinstance(value, str) else ("", "", "")
         if not (db and dot and collection):
             raise InvalidValue(self.expected)
+        _refuse_reference(f"{db}.{collection}", self.expected)
         return f"{db}.{collection}"
 
 
@@ -382,6 +388,12 @@ _SECRET_OPTIONS = re.compile(rf"[?&;]({'|'.join(SECRET_OPTIONS)})=([^&;]*)", re.
 def without_references(text: str) -> str:
     """The text without its references."""
     return _REFERENCE.sub("", text)
+
+
+def _refuse_reference(name: str, expected: str) -> None:
+    # Not of the two kinds alone: another one, such as `${file:…}`, is part of no name either.
+    if re.search(r"\$\{\w+:", name):
+        raise InvalidValue(f"{expected} without a reference", f"only secrets may be references, and not {name}")
 
 
 def _is_reference(text: str) -> bool:

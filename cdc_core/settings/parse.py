@@ -353,10 +353,12 @@ def _check_namespaces(reader: SectionReader, namespaces: Mapping[str, object], s
     is_readable = not any(problem.path.startswith("source") for problem in reader.problems)
     filter_ = filters.of(source) if is_readable else filters.Filter()
     for namespace in namespaces:
-        db, dot, collection = namespace.partition(".")
-        if not (db and dot and collection):
-            reader.refuse(f"silver.collections.{namespace}", "a collection, as database.collection, is expected")
-        elif not filter_.includes(db, collection):
+        try:
+            db, _, collection = values.CollectionName("a collection, as database.collection,").read(namespace).partition(".")
+        except values.InvalidValue as error:
+            reader.refuse(f"silver.collections.{namespace}", f"{error.expected} is expected", error.hint)
+            continue
+        if not filter_.includes(db, collection):
             reader.warnings.append(f"silver.collections.{namespace}: the filters of source do not capture it")
 
 

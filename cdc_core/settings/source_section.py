@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -138,20 +137,12 @@ def _filter_overrides(reader: SectionReader, section: Mapping[str, Any], listed:
     }
 
 
-_REFERENCE = re.compile(r"\$\{\w+:")
-
-
 def _check_lists(reader: SectionReader, source: Source, name: str) -> None:
     for include, exclude in _EXCLUSIVE:
         if _value(source, include) and _value(source, exclude):
             reader.refuse(f"source.{exclude}", f"it does not stand beside {include}", "the include list alone decides")
     for list_name in _PATTERN_LISTS:
-        references = [entry for entry in _value(source, list_name) if _REFERENCE.search(entry)]
-        for entry in references:
-            # No name contains a $: such a list would match nothing while the position advances.
-            reader.refuse(f"source.{list_name}", f"names are expected, found {entry}", "only secrets may be references")
-        has_patterns = source.filters_match_mode is MatchMode.REGEX or list_name == _SNAPSHOT_LIST
-        if has_patterns and not references:
+        if source.filters_match_mode is MatchMode.REGEX or list_name == _SNAPSHOT_LIST:
             _check_patterns(reader, list_name, _value(source, list_name))
 
 

@@ -501,7 +501,38 @@ def test_options_of_the_smt_in_the_wrong_place() -> None:
             {"collection.include.list": "orders", "filters.match.mode": "literal"},
             "database.collection is expected, found orders (database.include.list names whole databases)",
         ),
-        ({"database.exclude.list": "a, ${env:LIST}"}, "names are expected, found ${env:LIST}"),
+        (
+            {"database.exclude.list": "a, ${env:LIST}"},
+            "source.database.exclude.list: a comma-separated list of regular expressions without a reference is expected, "
+            "found a, ${env:LIST} (only secrets may be references, and not ${env:LIST})",
+        ),
+        (
+            {"database.include.list": "a, ${env:LIST}", "filters.match.mode": "literal"},
+            "source.database.include.list: a comma-separated list without a reference is expected, found a, ${env:LIST}",
+        ),
+        (
+            {"snapshot.include.collection.list": ["shop.a", "${secret:lists/of}"]},
+            "source.snapshot.include.collection.list: a comma-separated list of regular expressions without a reference",
+        ),
+        (
+            {"field.exclude.list": "${env:DB}.customers.email"},
+            "source.field.exclude.list: a comma-separated list without a reference is expected, found ${env:DB}",
+        ),
+        (
+            {"field.renames": "${env:DB}.customers.email:mail"},
+            "source.field.renames: a comma-separated list without a reference is expected, found ${env:DB}",
+        ),
+        (
+            {"signal.data.collection": "${env:DB}.signals"},
+            "source.signal.data.collection: a collection, as database.collection without a reference is expected, found ${env:DB}",
+        ),
+        (
+            {
+                "snapshot.collection.filter.overrides": "${env:DB}.orders",
+                "snapshot.collection.filter.overrides.${env:DB}.orders": "{}",
+            },
+            "source.snapshot.collection.filter.overrides: a comma-separated list without a reference is expected",
+        ),
         ({"commit.max.bytes": 2**29}, "a whole number from 1 to 268435456 is expected"),
         ({"capture.scope": "database"}, "the name of a database is expected"),
         ({"cursor.oversize.handling.mode": "skip"}, "a size is expected"),
@@ -545,6 +576,15 @@ def test_options_of_the_smt_in_the_wrong_place() -> None:
 def test_settings_that_say_nothing_or_do_not_fit_together(given: dict[str, Any], words: str) -> None:
     """Settings that no server or client accepts, or that contradict or need each other, are refused."""
     assert any(words in problem for problem in problems(source=given)), problems(source=given)
+
+
+def test_a_reference_names_no_collection_of_silver() -> None:
+    """Nothing resolves it, and the settings below it would be for no collection."""
+    (problem,) = problems(silver={"collections": {"${env:DB}.orders": {"history": True}}})
+    assert problem == (
+        "silver.collections.${env:DB}.orders: a collection, as database.collection, without a reference is expected "
+        "(only secrets may be references, and not ${env:DB}.orders)"
+    )
 
 
 def test_an_option_of_a_kafka_client_without_a_value_is_left_out() -> None:
