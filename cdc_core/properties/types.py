@@ -385,6 +385,19 @@ SESSION_TOKEN = re.compile(r"(AWS_SESSION_TOKEN(?::|%3A))([^&;,]*)", re.IGNORECA
 _SECRET_OPTIONS = re.compile(rf"[?&;]({'|'.join(SECRET_OPTIONS)})=([^&;]*)", re.IGNORECASE)
 
 
+_HOST = r"(?:\[[^\]/?@]*\]|[^\[\]:/?@,]*)(?::[0-9]+)?"
+_OPTION = r"[^=&;?]+=[^&;]*"
+_ADDRESS = re.compile(rf"(?:([^/?@]*)@)?{_HOST}(?:,{_HOST})*(?:/[^/?@]*)?(?:\?(?:{_OPTION}(?:[&;]{_OPTION})*)?)?")
+
+
+def login(address: str) -> str:
+    """User and password of a connection string without its scheme: where it is malformed, all before its last @, so that nothing of a
+    password with signs such as / and ? remains.
+    """
+    match = _ADDRESS.fullmatch(re.sub(r"\$\{[^{}]*\}", lambda found: "r" * len(found[0]), address))
+    return address[: max(0, match.end(1) if match else address.rfind("@"))]
+
+
 def without_references(text: str) -> str:
     """The text without its references."""
     return _REFERENCE.sub("", text)
@@ -402,11 +415,7 @@ def _is_reference(text: str) -> bool:
 
 def _has_literal_password(text: str) -> bool:
     """Whether a connection string, with placeholders for its references, contains a secret."""
-    address = text.partition("://")[2]
-    authority = address.partition("/")[0]
-    if "@" not in authority:
-        authority = address.partition("?")[0]
-    password = authority.rpartition("@")[0].partition(":")[2]
+    password = login(text.partition("://")[2]).partition(":")[2]
     secrets = [
         password,
         *(match[2] for match in _SECRET_OPTIONS.finditer(text)),

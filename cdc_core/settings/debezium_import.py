@@ -209,7 +209,7 @@ class _ConnectionReader:
             )
         if uri:
             source["mongodb.connection.string"] = self._without_secrets(uri)
-        if "@" in uri.partition("?")[0]:
+        if values.login(uri.partition("://")[2]):
             for name in ("mongodb.user", "mongodb.password"):
                 if name in self.connector:
                     self.report.note(name, "the connection string holds credentials, which win")
@@ -249,13 +249,11 @@ class _ConnectionReader:
         if "${" in _ENV.sub("", uri) and not uri.startswith(("mongodb://", "mongodb+srv://")):
             return self.report.variable("MONGODB_URI", "the connection string")
         scheme, separator, address = uri.partition("://")
-        # An unescaped `/` or `?` must not split a password, because a part of it would remain in the file.
-        authority = address.partition("/")[0] if "@" in address.partition("/")[0] else address.partition("?")[0]
-        credentials, at, hosts = authority.rpartition("@")
-        path, question, options = address[len(authority) :].partition("?")
+        credentials = values.login(address)
+        hosts, question, options = address[len(credentials) :].partition("?")
         delimiter = "&" if "&" in options else ";"
         safe_options = delimiter.join(self._option(option) for option in options.split(delimiter))
-        safe_uri = f"{scheme}{separator}{self._credentials(credentials)}{at}{hosts}{path}{question}{safe_options}"
+        safe_uri = f"{scheme}{separator}{self._credentials(credentials)}{hosts}{question}{safe_options}"
         # An invalid connection string is kept, so that the settings report it.
         is_uri = scheme in ("mongodb", "mongodb+srv")
         return (

@@ -18,6 +18,7 @@ from pymongo.read_preferences import ReadPreference
 from pymongo.topology_description import TOPOLOGY_TYPE
 
 from cdc_core import errors
+from cdc_core.properties import types as values
 
 log = logging.getLogger(__name__)
 
@@ -74,7 +75,13 @@ def _is_lookup(error: Exception, *, is_known: bool) -> bool:
 
 
 def _host(uri: str) -> str:
-    return re.split(r"[/?]", uri.partition("://")[2].rpartition("@")[2], maxsplit=1)[0]
+    return re.split(r"[/?]", _behind_login(uri), maxsplit=1)[0]
+
+
+def _behind_login(uri: str) -> str:
+    """Hosts, database and options of a connection string."""
+    address = uri.partition("://")[2]
+    return address[len(values.login(address)) :].removeprefix("@")
 
 
 def _unusable(uri: str, options: Mapping[str, Any]) -> errors.SettingsError:
@@ -118,8 +125,8 @@ def has_user(connection: pymongo.MongoClient[Any]) -> bool:
 
 
 def uri_options(uri: str) -> dict[str, str]:
-    """The options of a connection string, after the last @: a password may hold an unencoded ?."""
-    options = (part.partition("=") for part in _split_options(uri.rpartition("@")[2].partition("?")[2]) if "=" in part)
+    """The options of a connection string."""
+    options = (part.partition("=") for part in _split_options(_behind_login(uri).partition("?")[2]) if "=" in part)
     return {name: value for name, _, value in options if name.isalnum()}
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from cdc_core import errors
 from cdc_core.bronze import event_rows as events
+from cdc_core.properties import types as values
 from cdc_core.properties.source import CaptureScope, OversizeMode, Source
 from cdc_core.stream import filters
 from pipelines.mongodb import catalog, change_stream
@@ -53,8 +54,7 @@ def connection(source: Source) -> Connection:
         "heartbeatFrequencyMS": min(max(source.mongodb_heartbeat_frequency_ms, LEAST_HEARTBEAT_MS), LONGEST_MS),
     }
     # User and password belong together: the settings do not complete the connection string's.
-    has_credentials = "@" in uri.partition("://")[2].partition("/")[0]
-    if not has_credentials:
+    if not values.login(uri.partition("://")[2]):
         options |= _credentials(source)
     if uses_tls(source, uri):
         options |= _tls(source, is_given=bool(uri_options & _OF_TLS))

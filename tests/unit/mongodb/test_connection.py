@@ -76,6 +76,17 @@ def test_user_and_password(monkeypatch: pytest.MonkeyPatch) -> None:
     assert pickle.loads(pickle.dumps(connection)) == connection
 
 
+def test_an_at_sign_in_an_option_ends_no_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Options before it take precedence as well, and the user of the properties logs in."""
+    monkeypatch.setenv("PW", "hunter2")
+    uri = "mongodb://host?tls=true&connectTimeoutMS=5&appName=team@shop"
+    found = options(
+        mongodb__connection__string=uri, mongodb__user="joe", mongodb__password="${env:PW}", mongodb__ssl__ca__file="ca"
+    )
+    assert (found["username"], found["tlsCAFile"], "connectTimeoutMS" in found) == ("joe", "ca", False)
+    assert mongodb.uri_options("mongodb://joe:p?w=1@host/?tls=true") == {"tls": "true"}
+
+
 def test_tls(monkeypatch: pytest.MonkeyPatch) -> None:
     """`mongodb.ssl.*` are the driver's TLS options if TLS is on. The connection string takes precedence."""
     monkeypatch.setenv("PW", "hunter2")

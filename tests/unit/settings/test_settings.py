@@ -361,6 +361,8 @@ def test_a_catalog_may_come_from_the_environment(tmp_path: Path, monkeypatch: py
         "mongodb+srv://joe:pw@host/",
         "mongodb://joe:p@ss@host/",
         "mongodb://joe:p/ss@host/",
+        "mongodb://joe:p/s?ss@host/",
+        "mongodb://joe:p@h/ss@host/",
         "mongodb://joe:${env:A}b@host/",
         "mongodb://${env:USER}:pw@host/",
         "mongodb://host/?tls=true&tlsCertificateKeyFilePassword=pw",
