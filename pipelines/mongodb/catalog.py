@@ -139,7 +139,7 @@ def size(connection: pymongo.MongoClient[Any], collection: SourceCollection) -> 
                 read_preference=preference,
             )
         except driver.OperationFailure as error:
-            if error.code != mongodb_failures.UNAUTHORIZED:
+            if error.code not in (mongodb_failures.UNAUTHORIZED, mongodb_failures.ATLAS_REFUSED):
                 raise
             # Without a filter the server returns the number that it keeps, and reads no documents.
             count = connection[collection.db].command({"count": collection.name}, read_preference=preference)

@@ -13,6 +13,8 @@ from cdc_core import errors
 UNAUTHORIZED = 13
 WHAT_TO_GRANT = "; `medallion check` lists what to grant"
 AUTHENTICATION_FAILED = 18
+ATLAS_REFUSED = 8000
+"""Atlas' own code, of a proxy before its servers: for a wrong password, and for what a user or a small cluster may not do."""
 CURSOR_NOT_FOUND = 43
 INVALID_NAMESPACE = 73
 INVALID_RESUME_TOKEN = 260
@@ -50,7 +52,7 @@ TRANSIENT = frozenset(
 _ABOUT_THE_STREAM = frozenset(
     {
         UNAUTHORIZED, AUTHENTICATION_FAILED, ONLY_ON_REPLICA_SETS, CHANGE_STREAM_FATAL, CHANGE_STREAM_HISTORY_LOST,
-        INVALID_RESUME_TOKEN,
+        INVALID_RESUME_TOKEN, ATLAS_REFUSED,
     }
 )  # fmt: skip
 
@@ -111,6 +113,12 @@ def translated(error: driver.PyMongoError, what: str) -> BaseException:
         case 13:
             return errors.AccessRefused(
                 f"{what}: the user lacks a privilege (error 13{_refused_command(error)}){WHAT_TO_GRANT}"
+            )
+        # AtlasError
+        case 8000:
+            return errors.AccessRefused(
+                f"{what}: Atlas refused it (error 8000: {first_line(error)}); check user name, password and privileges"
+                f"{WHAT_TO_GRANT}"
             )
         # $changeStream on a standalone server
         case 40573:
@@ -228,7 +236,7 @@ def code_of(error: driver.OperationFailure) -> str:
 
 def _refused_at_handshake(error: driver.ServerSelectionTimeoutError) -> bool:
     details = getattr(error, "details", None)
-    return bool(isinstance(details, Mapping) and details.get("code") == AUTHENTICATION_FAILED)
+    return bool(isinstance(details, Mapping) and details.get("code") in (AUTHENTICATION_FAILED, ATLAS_REFUSED))
 
 
 def _refused_command(error: BaseException) -> str:

@@ -14,6 +14,7 @@ from bson.timestamp import Timestamp
 from pymongo import errors as driver
 from pymongo.read_preferences import ReadPreference
 
+from cdc_core import errors
 from cdc_core.extended_json import raw_bson
 from pipelines.mongodb import catalog, cursor_reply
 from pipelines.mongodb import client as mongodb
@@ -274,6 +275,11 @@ def refusal_of_filter(connection: pymongo.MongoClient[Any], namespace: str, cond
         return f"it takes more than {PLAN_MS // 1000} seconds for a few documents"
     except driver.OperationFailure as error:
         return mongodb_failures.first_line(error)
+    except errors.AccessRefused as error:
+        # A small cluster refuses operators such as `$where` with the same code.
+        if getattr(error.__cause__, "code", None) != mongodb_failures.ATLAS_REFUSED:
+            raise
+        return str(error)
     except driver.DocumentTooLarge:
         return "it is larger than a command may be"
     except mongodb_failures.CollectionChanged:  # The collection was just dropped.

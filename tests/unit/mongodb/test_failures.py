@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from pymongo import errors as driver
 
 from cdc_core import errors
-from pipelines.mongodb import failures
+from pipelines.mongodb import failures, snapshot_read
 
 
 @pytest.mark.parametrize(
@@ -26,3 +28,31 @@ def test_a_set_of_another_name_is_a_reason_why_no_server_answers() -> None:
     error = driver.ServerSelectionTimeoutError('No replica set members available for replica set name "rs0", Timeout: 30s')
     told = failures.translated(error, "connecting to MongoDB")
     assert isinstance(told, errors.SourceUnreachable) and "its replicaSet" in str(told)
+
+
+def test_a_refusal_by_atlas_is_no_bug() -> None:
+    """Atlas answers a wrong password, and a missing privilege, with a code of its own."""
+    reply = {"ok": 0, "errmsg": "bad auth : authentication failed", "code": 8000, "codeName": "AtlasError"}
+    error = driver.OperationFailure(reply["errmsg"], 8000, reply)
+    for told in (failures.translated(error, "connecting to MongoDB"), failures.stream_error(error)):
+        assert isinstance(told, errors.AccessRefused) and "(error 8000: bad auth : authentication failed)" in str(told)
+    assert not failures.is_about_an_event(error)
+
+
+def test_a_filter_that_atlas_does_not_take_is_a_refused_one() -> None:
+    """A signal with it is refused, and does not end the capture; a missing privilege of other servers does."""
+
+    class Refusing:
+        code = 8000
+
+        def __getitem__(self, name: str) -> Refusing:
+            return self
+
+        def command(self, *_: object, **__: object) -> None:
+            raise driver.OperationFailure("$where is not allowed in this atlas tier", self.code)
+
+    server: Any = Refusing()
+    assert "$where is not allowed" in (snapshot_read.refusal_of_filter(server, "shop.orders", {"$where": "1"}) or "")
+    server.code = 13
+    with pytest.raises(errors.AccessRefused):
+        snapshot_read.refusal_of_filter(server, "shop.orders", {})

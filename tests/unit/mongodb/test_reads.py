@@ -139,6 +139,8 @@ def test_a_user_who_may_only_find_gets_a_size() -> None:
 
     connection: Any = Finding()
     assert catalog.size(connection, catalog.SourceCollection("shop", "orders", None)) == catalog.CollectionSize(7, 1024)
-    refused = driver.OperationFailure("no", 8000)
+    refused = driver.OperationFailure("$collStats is not allowed in this atlas tier", mongodb_failures.ATLAS_REFUSED)
+    assert catalog.size(connection, catalog.SourceCollection("shop", "orders", None)) == catalog.CollectionSize(7, 1024)
+    refused = driver.OperationFailure("no", 8)
     with pytest.raises(mongodb_failures.ReadRefused):
         catalog.size(connection, catalog.SourceCollection("shop", "orders", None))
