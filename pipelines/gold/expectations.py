@@ -11,6 +11,7 @@ what was not met. For another suite, and for expectations that were not met, the
 
 from __future__ import annotations
 
+import os
 import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -67,7 +68,7 @@ def read(settings: Settings) -> tuple[suites.Suite, ...]:
     if settings.gold.expectations is None:
         return ()
     folder = Path(settings.gold.expectations)
-    if not folder.is_dir():
+    if not os.path.isdir(folder):
         hint = "it must contain one YAML or JSON file per table"
         raise errors.SettingsError(errors.Problem("gold.expectations", f"there is no folder {folder}", hint))
     problems: list[errors.Problem] = []

@@ -14,6 +14,7 @@ each model at its last commit, from which the next run continues.
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -140,7 +141,7 @@ def files(settings: Settings) -> ModelFiles:
     if settings.gold.models is None:
         return ModelFiles()
     folder = Path(settings.gold.models)
-    if not folder.is_dir():
+    if not os.path.isdir(folder):
         raise errors.SettingsError(
             errors.Problem("gold.models", f"there is no folder {folder}", "it must contain one .sql file per model")
         )

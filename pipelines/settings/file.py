@@ -88,21 +88,27 @@ def _resolved(parsed: settings.Settings, path: Path) -> settings.Settings:
 
 def _found(folder: str | None, path: Path) -> str | None:
     """The path of a folder in the settings: relative to the working directory, else to the file's folder or its parent, as in a job."""
-    if folder is None or Path(folder).is_dir():
+    # Not `Path.is_dir`, which raises an error for a folder that the user may not look into.
+    if folder is None or os.path.isdir(folder):
         return folder
     candidates = [parent / folder for parent in path.resolve().parents[:2]]
-    return next((str(candidate) for candidate in candidates if candidate.is_dir()), folder)
+    return next((str(candidate) for candidate in candidates if os.path.isdir(candidate)), folder)
 
 
 def below(folder: str | Path, *endings: str) -> list[Path]:
     """The files below a folder whose names have one of these endings, in order; follows links to folders in it.
 
     Leaves out hidden files and all that is in hidden folders: a mounted ConfigMap of Kubernetes has each file a second time in one, and
-    editors keep copies in them.
+    editors keep copies in them. Raises `SettingsError` if a folder cannot be read.
     """
+
+    def refuse(error: OSError) -> None:
+        if not isinstance(error, FileNotFoundError):  # one that was just removed is no longer there
+            raise errors.SettingsError(errors.Problem(str(error.filename), f"it cannot be read: {error.strerror}")) from None
+
     paths: list[Path] = []
     top, seen = os.path.realpath(folder), set[str]()
-    for place, folders, names in os.walk(folder, followlinks=True):
+    for place, folders, names in os.walk(folder, followlinks=True, onerror=refuse):
         # A link that leads back, or to another place.
         if (real := os.path.realpath(place)) in seen or not Path(real).is_relative_to(top):
             folders.clear()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import errno
 import json
+import os
 import pickle
 import resource
 from pathlib import Path
@@ -18,6 +20,8 @@ from cdc_core.properties import unwrap as unwrap_options
 from cdc_core.properties.source import CaptureMode, SnapshotMode, describe_foreign
 from cdc_core.properties.types import Reference
 from cdc_core.settings import parse as settings
+from pipelines.gold import expectations as gold_expectations
+from pipelines.gold import models as gold_models
 from pipelines.settings import file as settings_file
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -335,6 +339,33 @@ def test_a_file_in_the_root_of_the_file_system(tmp_path: Path, monkeypatch: pyte
     monkeypatch.chdir(tmp_path)
     assert settings_file._found("tmp", Path("/shop.yml")) == "/tmp"
     assert settings_file._found("no_such_folder", Path("/shop.yml")) == "no_such_folder"
+
+
+def test_a_folder_that_cannot_be_looked_at_is_not_found(tmp_path: Path) -> None:
+    """Every command reads the settings, and most of them need no folder: it ended them with a bug."""
+    (tmp_path / "shop.yml").write_text(
+        "name: shop\nlakehouse: {root: l}\nsource: {mongodb.connection.string: 'mongodb://h'}\n"
+        f"gold: {{models: {'x' * 300}, expectations: {'y' * 300}}}\n"
+    )
+    loaded = settings_file.load(tmp_path / "shop.yml")
+    assert loaded.gold.models == "x" * 300
+    with pytest.raises(errors.SettingsError, match=r"gold\.models: there is no folder"):
+        gold_models.files(loaded)
+    with pytest.raises(errors.SettingsError, match=r"gold\.expectations: there is no folder"):
+        gold_expectations.read(loaded)
+
+
+def test_a_folder_that_cannot_be_listed_is_not_an_empty_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without its expectations, tables would be published unchecked."""
+    (tmp_path / "suites").mkdir()
+    assert settings_file.below(tmp_path / "none", ".yml") == []
+
+    def refused(path: str) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", path)
+
+    monkeypatch.setattr(os, "scandir", refused)
+    with pytest.raises(errors.SettingsError, match=r"suites: it cannot be read: Permission denied"):
+        settings_file.below(tmp_path / "suites", ".yml")
 
 
 def test_a_catalog_may_come_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
