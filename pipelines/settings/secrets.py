@@ -19,8 +19,9 @@ def resolve(reference: values.Reference | str) -> str:
     """The text with every reference replaced by its value.
 
     The value of a user or password in a connection string, or of both as `user:password`, is percent-encoded if it contains characters
-    that are not allowed there (`p@ss`); a value that is already encoded stays. Raises `SettingsError` with all variables that are not
-    set and secrets that this machine cannot read, and `AccessRefused` for a secret that Databricks refuses.
+    that are not allowed there (`p@ss`), and so is that of an option that is a secret; a value that is already encoded stays. Raises
+    `SettingsError` with all variables that are not set and secrets that this machine cannot read, and `AccessRefused` for a secret that
+    Databricks refuses.
     """
     template = reference if isinstance(reference, values.Reference) else values.Reference(reference)
     credentials = _credentials(template.parts())
@@ -29,7 +30,11 @@ def resolve(reference: values.Reference | str) -> str:
     for index, (kind, text) in enumerate(template.parts()):
         try:
             value = _part(kind, text)
-            pieces.append(_percent_encoded(value, credentials[index]) if index in credentials else value)
+            if index in credentials:
+                value = _percent_encoded(value, credentials[index])
+            elif pieces and _SECRET_OPTION.search(pieces[-1]) and _UNENCODED.match(value):
+                value = quote(value, safe="")
+            pieces.append(value)
         except errors.SettingsError as error:
             problems.extend(error.problems)
     if problems:
@@ -95,3 +100,9 @@ def _percent_encoded(text: str, colons: int) -> str:
 
 
 _UNFIT = re.compile(r"[^A-Za-z0-9._~!$&'()*+,;=%-]|%(?![0-9A-Fa-f]{2})")
+
+_SECRET_OPTION = re.compile(rf"(?:[?&;](?:{'|'.join(values.SECRET_OPTIONS)})=|AWS_SESSION_TOKEN(?::|%3A))$", re.IGNORECASE)
+"""What stands before the value of an option that is a secret."""
+
+_UNENCODED = re.compile(r"(?!.*%[0-9A-Fa-f]{2}).*[^A-Za-z0-9._~-]", re.DOTALL)
+"""A text with special characters, none of which is encoded, such as a token of AWS, which ends with `=`."""

@@ -12,6 +12,7 @@ ENVIRONMENT = {
     "PW": "hunter2",
     "ODD": "p@ss:w/rd 1%",
     "ENCODED": "p%40ss",
+    "TOKEN": "a+b/c==",
     "BOTH": "joe:p@ss:w/rd",
     "URI": "mongodb://a:b@c/",
 }
@@ -37,6 +38,14 @@ def read_secret(scope: str, key: str) -> str:
         ("mongodb+srv://${env:USER_NAME}@h/", "mongodb+srv://joe@h/"),
         ("mongodb://${env:BOTH}:${env:PW}@h/", "mongodb://joe%3Ap%40ss%3Aw%2Frd:hunter2@h/"),
         ("mongodb://joe${env:BOTH}@h/", "mongodb://joejoe%3Ap%40ss%3Aw%2Frd@h/"),
+        (
+            "mongodb://h/?tlsCertificateKeyFilePassword=${env:ODD}&proxypassword=${env:ENCODED}&x=y",
+            "mongodb://h/?tlsCertificateKeyFilePassword=p%40ss%3Aw%2Frd%201%25&proxypassword=p%40ss&x=y",
+        ),
+        (
+            "mongodb://h/?authMechanismProperties=AWS_SESSION_TOKEN:${env:TOKEN},A:b",
+            "mongodb://h/?authMechanismProperties=AWS_SESSION_TOKEN:a%2Bb%2Fc%3D%3D,A:b",
+        ),
         ("mongodb://h/?x=${env:ODD}", "mongodb://h/?x=p@ss:w/rd 1%"),
         ("${env:ODD}", "p@ss:w/rd 1%"),
     ],
