@@ -128,7 +128,10 @@ def _filter_overrides(reader: SectionReader, section: Mapping[str, Any], listed:
             hint = "list it in snapshot.collection.filter.overrides"
             reader.refuse(f"source.{properties.FILTER_OVERRIDE}{namespace}", "the collection is not listed", hint)
     for namespace in listed:
-        if namespace not in overrides:
+        if "." not in namespace:
+            path = "source.snapshot.collection.filter.overrides"
+            reader.refuse(path, f"database.collection is expected, found {namespace}")
+        elif namespace not in overrides:
             hint = f"{properties.FILTER_OVERRIDE}{namespace} holds it"
             reader.refuse("source.snapshot.collection.filter.overrides", f"{namespace} has no filter", hint)
     return {
@@ -166,17 +169,25 @@ def _check_fields(reader: SectionReader, source: Source, name: str) -> None:
         for entry in _value(source, list_name):
             excluded, renamed = ([entry], []) if list_name == "field.exclude.list" else ([], [entry])
             try:
-                field_filters.read(excluded, renamed)
+                (rule,) = field_filters.read(excluded, renamed).entries
             except values.InvalidValue as error:
                 reader.refuse(f"source.{list_name}", error.expected)
+                continue
+            if any("*" in step and step != field_filters.ANY for step in rule.path):
+                reader.warnings.append(
+                    f"source.{list_name}: the * of {entry} is part of a field's name; alone it stands for any one field"
+                )
 
 
 def _check_collections(reader: SectionReader, source: Source, name: str) -> None:
-    for entry in source.collection_include_list:
-        if "." not in entry and patterns.literal(entry).text == entry:
-            is_literal = source.filters_match_mode is MatchMode.LITERAL
-            hint = "database.include.list names whole databases" if is_literal else rf"{entry}\..*"
-            reader.refuse("source.collection.include.list", f"database.collection is expected, found {entry}", hint)
+    for list_name in ("collection.include.list", "collection.exclude.list", _SNAPSHOT_LIST):
+        for entry in _value(source, list_name):
+            # It would match no collection, and an exclude list leave nothing out.
+            if "." not in entry and patterns.literal(entry).text == entry:
+                hint = rf"{entry}\..*" if list_name == "collection.include.list" else rf".*\.{entry}"
+                if source.filters_match_mode is MatchMode.LITERAL and list_name != _SNAPSHOT_LIST:
+                    hint = f"{list_name.replace('collection', 'database')} names whole databases"
+                reader.refuse(f"source.{list_name}", f"database.collection is expected, found {entry}", hint)
 
 
 def _check_connection(reader: SectionReader, source: Source, name: str) -> None:
@@ -249,6 +260,7 @@ _USED_BESIDE: Mapping[str, tuple[str, Callable[[Source], bool]]] = {
         "a capture.mode with full updates",
         lambda source: source.capture_mode.has_full_updates,
     ),
+    "cursor.pipeline.order": ("cursor.pipeline", lambda source: source.cursor_pipeline is not None),
     "cursor.oversize.skip.threshold": (
         "cursor.oversize.handling.mode: skip",
         lambda source: source.cursor_oversize_handling_mode is OversizeMode.SKIP,
@@ -269,9 +281,22 @@ _USED_BESIDE: Mapping[str, tuple[str, Callable[[Source], bool]]] = {
         "file in signal.enabled.channels",
         lambda source: SignalChannel.FILE in source.signal_enabled_channels,
     ),
-    "signal.kafka.topic": (
-        "kafka in signal.enabled.channels",
-        lambda source: SignalChannel.KAFKA in source.signal_enabled_channels,
+    **dict.fromkeys(
+        ("signal.kafka.topic", "signal.kafka.groupId"),
+        (
+            "kafka in signal.enabled.channels",
+            lambda source: SignalChannel.KAFKA in source.signal_enabled_channels,
+        ),
+    ),
+    **dict.fromkeys(
+        (
+            f"snapshot.mode.configuration.based.{each}"
+            for each in ("snapshot.data", "start.stream", "snapshot.on.data.error")
+        ),
+        (
+            "snapshot.mode: configuration_based",
+            lambda source: source.snapshot_mode is SnapshotMode.CONFIGURATION_BASED,
+        ),
     ),
     "snapshot.mode.custom.name": (
         "snapshot.mode: custom",

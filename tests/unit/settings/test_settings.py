@@ -534,6 +534,19 @@ def test_options_of_the_smt_in_the_wrong_place() -> None:
             {"collection.include.list": "orders", "filters.match.mode": "literal"},
             "database.collection is expected, found orders (database.include.list names whole databases)",
         ),
+        ({"collection.exclude.list": "shop.a, orders"}, r"database.collection is expected, found orders (.*\.orders)"),
+        (
+            {"collection.exclude.list": "orders", "filters.match.mode": "literal"},
+            "database.collection is expected, found orders (database.exclude.list names whole databases)",
+        ),
+        (
+            {"snapshot.include.collection.list": "orders", "filters.match.mode": "literal"},
+            r"source.snapshot.include.collection.list: database.collection is expected, found orders (.*\.orders)",
+        ),
+        (
+            {"snapshot.collection.filter.overrides": "orders", "snapshot.collection.filter.overrides.orders": "{}"},
+            "source.snapshot.collection.filter.overrides: database.collection is expected, found orders",
+        ),
         (
             {"database.exclude.list": "a, ${env:LIST}"},
             "source.database.exclude.list: a comma-separated list of regular expressions without a reference is expected, "
@@ -650,6 +663,15 @@ def test_warnings() -> None:
     assert alone.startswith("source.capture.target has no effect")
 
 
+def test_a_star_within_a_fields_name_is_told() -> None:
+    """Only alone it stands for a field: `ssn*` removes the field of this name, which there hardly is, and no other."""
+    star = {"field.exclude.list": "s*.c.ssn*, s.c.*.a, *.*.b", "field.renames": "s.c.a.*x:y"}
+    assert parsed(source=star).warnings == (
+        "source.field.exclude.list: the * of s*.c.ssn* is part of a field's name; alone it stands for any one field",
+        "source.field.renames: the * of s.c.a.*x:y is part of a field's name; alone it stands for any one field",
+    )
+
+
 @pytest.mark.parametrize(
     ("option", "beside", "without"),
     [
@@ -681,6 +703,22 @@ def test_warnings() -> None:
             "a capture.mode with full updates",
         ),
         ({"snapshot.mode.custom.name": "a:B"}, {"snapshot.mode": "custom"}, "snapshot.mode: custom"),
+        (
+            {"snapshot.mode.configuration.based.start.stream": True},
+            {"snapshot.mode": "configuration_based"},
+            "snapshot.mode: configuration_based",
+        ),
+        (
+            {"snapshot.mode.configuration.based.snapshot.on.data.error": True},
+            {"snapshot.mode": "configuration_based"},
+            "snapshot.mode: configuration_based",
+        ),
+        ({"cursor.pipeline.order": "user_first"}, {"cursor.pipeline": [{"$match": {"a": 1}}]}, "cursor.pipeline"),
+        (
+            {"signal.kafka.groupId": "g"},
+            {"signal.enabled.channels": "kafka", "signal.kafka.bootstrap.servers": "h:1"},
+            "kafka in ",
+        ),
     ],
 )
 def test_an_option_that_does_nothing_is_told(option: dict[str, Any], beside: dict[str, Any], without: str) -> None:
