@@ -11,7 +11,7 @@ from typing import Any
 from cdc_core import errors
 from cdc_core.bronze import event_rows as events
 from cdc_core.properties import types as values
-from cdc_core.properties.source import CaptureScope, OversizeMode, Source
+from cdc_core.properties.source import BY_NAME, CaptureScope, OversizeMode, Source
 from cdc_core.stream import filters
 from pipelines.mongodb import catalog, change_stream
 from pipelines.mongodb import client as mongodb
@@ -46,7 +46,7 @@ def connection(source: Source) -> Connection:
     Raises `SettingsError` where a secret cannot be resolved.
     """
     uri = secrets.resolve(source.mongodb_connection_string)
-    uri_options = {name.lower() for name in mongodb.uri_options(uri)}
+    uri_options = {name.lower(): value for name, value in mongodb.uri_options(uri).items()}
     options: dict[str, Any] = {
         "connectTimeoutMS": min(source.mongodb_connect_timeout_ms, LONGEST_MS),
         "serverSelectionTimeoutMS": min(source.mongodb_server_selection_timeout_ms, LONGEST_MS),
@@ -56,8 +56,11 @@ def connection(source: Source) -> Connection:
     # User and password belong together: the settings do not complete the connection string's.
     if not values.login(uri.partition("://")[2]):
         options |= _credentials(source)
+        # Users of these mechanisms are in no database: the driver knows it, unless the settings name one.
+        if uri_options.get("authmechanism") in _OUTSIDE and options.get("authSource") == _AUTH_SOURCE:
+            del options["authSource"]
     if uses_tls(source, uri):
-        options |= _tls(source, is_given=bool(uri_options & _OF_TLS))
+        options |= _tls(source, is_given=bool(uri_options.keys() & _OF_TLS))
     return Connection(uri, {name: value for name, value in options.items() if name.lower() not in uri_options})
 
 
@@ -67,6 +70,8 @@ def uses_tls(source: Source, uri: str) -> bool:
     return source.mongodb_ssl_enabled or is_given or uri.startswith("mongodb+srv://")
 
 
+_OUTSIDE = frozenset({"GSSAPI", "MONGODB-AWS", "MONGODB-OIDC", "MONGODB-X509", "PLAIN"})
+_AUTH_SOURCE = BY_NAME["mongodb.authsource"].default
 _OF_TLS = frozenset({"tls", "ssl"})
 """The options of a connection string that switch TLS on or off."""
 

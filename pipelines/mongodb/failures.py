@@ -162,7 +162,9 @@ def translated(error: driver.PyMongoError, what: str) -> BaseException:
             "check that the server is MongoDB 6.0 or later, that the options fit it, and that the host of "
             "mongodb+srv:// has an SRV record"
         )
-        message = f"{what}: the driver cannot use this server ({type(error).__name__})"
+        # An error about the connection string may quote it.
+        reason = type(error).__name__ if isinstance(error, driver.InvalidURI) else first_line(error)
+        message = f"{what}: the driver cannot use this server ({reason})"
         return errors.SettingsError(errors.Problem("source.mongodb.connection.string", message, hint))
     return error
 

@@ -76,6 +76,25 @@ def test_user_and_password(monkeypatch: pytest.MonkeyPatch) -> None:
     assert pickle.loads(pickle.dumps(connection)) == connection
 
 
+@pytest.mark.parametrize(
+    ("mechanism", "authsource"), [("MONGODB-AWS", "$external"), ("PLAIN", "$external"), ("SCRAM-SHA-256", "admin")]
+)
+def test_the_users_of_a_mechanism_may_be_outside_of_the_databases(
+    mechanism: str, authsource: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The default of `mongodb.authsource` is no choice of the settings: with it the string counted as invalid, or the login failed."""
+    monkeypatch.setenv("PW", "hunter2")
+    given = {"mongodb.user": "joe", "mongodb.password": "${env:PW}"}
+    given["mongodb.connection.string"] = f"mongodb://host/?authMechanism={mechanism}"
+
+    def used(more: dict[str, Any]) -> Any:
+        with contextlib.closing(sources.connection(source(given | more)).client()) as client:
+            return client.options.pool_options._credentials
+
+    assert used({}).source == authsource
+    assert used({"mongodb.authsource": "$external"}).source == "$external"
+
+
 def test_an_at_sign_in_an_option_ends_no_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
     """Options before it take precedence as well, and the user of the properties logs in."""
     monkeypatch.setenv("PW", "hunter2")

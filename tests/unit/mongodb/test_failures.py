@@ -30,6 +30,14 @@ def test_a_set_of_another_name_is_a_reason_why_no_server_answers() -> None:
     assert isinstance(told, errors.SourceUnreachable) and "its replicaSet" in str(told)
 
 
+def test_a_package_that_a_mechanism_needs_is_named() -> None:
+    """The driver says so when it logs in, and not when the client is made."""
+    error = driver.ConfigurationError(
+        "MONGODB-AWS authentication requires pymongo-auth-aws: install with: pip install 'pymongo[aws]'"
+    )
+    assert "requires pymongo-auth-aws: install with" in str(failures.translated(error, "connecting to MongoDB"))
+
+
 def test_a_refusal_by_atlas_is_no_bug() -> None:
     """Atlas answers a wrong password, and a missing privilege, with a code of its own."""
     reply = {"ok": 0, "errmsg": "bad auth : authentication failed", "code": 8000, "codeName": "AtlasError"}
