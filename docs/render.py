@@ -78,8 +78,8 @@ def _here(name: str) -> tuple[str, str]:
     each = known.BY_NAME.get(name)
     if each is not None:
         return "accepted" if name in WITHOUT_EFFECT else "yes", _doc(each)
-    if name in debezium_import.RENAMED:
-        return "older name", f"`import-debezium` makes it `{debezium_import.RENAMED[name]}`."
+    if name in known.RENAMED:
+        return "older name", f"`import-debezium` makes it `{known.RENAMED[name]}`."
     if name in debezium_import.OLDER:
         return "older name", _OLDER[name]
     why = known.describe_foreign(name) or ""

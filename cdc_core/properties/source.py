@@ -644,6 +644,20 @@ FOREIGN: Mapping[str, str] = {
 """Properties of a connector that have no meaning here, each with the reason; a final ``*`` matches any suffix."""
 
 
+RENAMED: Mapping[str, str] = {
+    "database.whitelist": "database.include.list",
+    "database.blacklist": "database.exclude.list",
+    "collection.whitelist": "collection.include.list",
+    "collection.blacklist": "collection.exclude.list",
+    "field.blacklist": "field.exclude.list",
+    "initial.sync.max.threads": "snapshot.max.threads",
+    "connect.max.attempts": "errors.max.retries",
+    "connect.backoff.initial.delay.ms": "errors.retry.delay.initial.ms",
+    "connect.backoff.max.delay.ms": "errors.retry.delay.max.ms",
+}
+"""Names in older versions, and their current names."""
+
+
 def is_for_kafka_only(name: str) -> bool:
     """Whether a property only has a meaning in Kafka."""
     return describe_foreign(name) in (_KAFKA, _TOPIC, _SCHEMA)

@@ -26,20 +26,7 @@ from cdc_core.properties import unwrap as unwrap_options
 from cdc_core.settings import parse as settings
 
 CONNECTOR = "io.debezium.connector.mongodb.MongoDbConnector"
-RENAMED: Mapping[str, str] = {
-    "database.whitelist": "database.include.list",
-    "database.blacklist": "database.exclude.list",
-    "collection.whitelist": "collection.include.list",
-    "collection.blacklist": "collection.exclude.list",
-    "field.blacklist": "field.exclude.list",
-    "initial.sync.max.threads": "snapshot.max.threads",
-    "connect.max.attempts": "errors.max.retries",
-    "connect.backoff.initial.delay.ms": "errors.retry.delay.initial.ms",
-    "connect.backoff.max.delay.ms": "errors.retry.delay.max.ms",
-}
-"""Names in older versions, and their current names."""
-
-OLDER: tuple[str, ...] = (*RENAMED, "mongodb.hosts", "mongodb.name", "mongodb.members.auto.discover")
+OLDER: tuple[str, ...] = (*properties.RENAMED, "mongodb.hosts", "mongodb.name", "mongodb.members.auto.discover")
 """All names of older versions that are translated."""
 
 REMARKS: Mapping[str, str] = {
@@ -363,7 +350,7 @@ class _ConnectorReader:
                 self.unwrap[option] = _boolean(value) if option in unwrap_options.BOOLEANS else value
 
     def _read_property(self, origin: str) -> None:
-        name = RENAMED.get(origin, origin)
+        name = properties.RENAMED.get(origin, origin)
         if name != origin:
             if name in self.connector:
                 return self.report.note(origin, f"{name} stands beside it, and wins")
@@ -381,7 +368,11 @@ class _ConnectorReader:
         elif name in unwrap_options.NAMES:
             self.report.refuse(origin, "it is an option of ExtractNewDocumentState", f"transforms.unwrap.{name}")
         else:
-            known_names = [*properties.BY_NAME, *(foreign for foreign in properties.FOREIGN if "*" not in foreign), *RENAMED]
+            known_names = [
+                *properties.BY_NAME,
+                *(foreign for foreign in properties.FOREIGN if "*" not in foreign),
+                *properties.RENAMED,
+            ]
             self.report.refuse(origin, "there is no such property", values.did_you_mean(name, known_names))
 
     def _take(self, origin: str, each: properties.Property) -> None:

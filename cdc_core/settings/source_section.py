@@ -113,7 +113,8 @@ def _refuse_unknown_properties(reader: SectionReader, section: Mapping[str, Any]
         elif isinstance(value, Mapping) and any(known_name.startswith(f"{name}.") for known_name in properties.BY_NAME):
             reader.refuse(path, "properties are written in one line", f"{name}.{next(iter(value), '…')}: …")
         else:
-            hint = values.did_you_mean(name, properties.BY_NAME)
+            current_name = properties.RENAMED.get(name)
+            hint = f"its name is {current_name} now" if current_name else values.did_you_mean(name, properties.BY_NAME)
             reader.refuse(path, "there is no such property", hint)
 
 

@@ -75,7 +75,7 @@ def test_every_property_is_taken_or_named(file: Path) -> None:
     noted = {note.name for note in found.notes}
     for given, value in connector.get("config", connector).items():
         name = given if given in noted else given.removeprefix("debezium.source.").removeprefix("debezium.")
-        today = debezium_import.RENAMED.get(name, name).removeprefix("transforms.unwrap.")
+        today = properties.RENAMED.get(name, name).removeprefix("transforms.unwrap.")
         is_named = name in noted or name.startswith("transforms.") and name.rpartition(".")[0] in noted
         is_taken = today in taken["source"] or today in taken.get("silver", {}).get("defaults", {})
         plain = ("topic.prefix", "mongodb.name", "transforms", "transforms.unwrap.type")
@@ -171,7 +171,7 @@ def test_a_private_key_of_javas_client_is_in_no_file(name: str) -> None:
     assert "hidden" not in repr(source_of(**given, **pem)) and ".pem" in notes(**given, **pem)[f"signal.consumer.{name}"]
 
 
-@pytest.mark.parametrize(("older", "today"), debezium_import.RENAMED.items())
+@pytest.mark.parametrize(("older", "today"), properties.RENAMED.items())
 def test_older_names(older: str, today: str) -> None:
     """An older name is translated and noted. If today's name is given too, it takes precedence."""
     value = {"errors.retry.delay.max.ms": "400", "errors.retry.delay.initial.ms": "400"}.get(today, "5")

@@ -663,6 +663,13 @@ def test_warnings() -> None:
     assert alone.startswith("source.capture.target has no effect")
 
 
+@pytest.mark.parametrize(("older", "name"), list(properties.RENAMED.items())[:5])
+def test_an_older_name_leads_to_its_own_successor(older: str, name: str) -> None:
+    """By likeness, `collection.blacklist` would lead to the include list."""
+    (problem,) = problems(source={older: "shop.a"})
+    assert problem == f"source.{older}: there is no such property (its name is {name} now)"
+
+
 def test_a_star_within_a_fields_name_is_told() -> None:
     """Only alone it stands for a field: `ssn*` removes the field of this name, which there hardly is, and no other."""
     star = {"field.exclude.list": "s*.c.ssn*, s.c.*.a, *.*.b", "field.renames": "s.c.a.*x:y"}
