@@ -25,6 +25,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from cdc_core import errors
 from cdc_core.properties import types as values
@@ -338,7 +339,8 @@ def described(models: Sequence[Model], document: object, *, where: str, unread: 
     Raises `SettingsError` with all mistakes.
     """
     problems: list[errors.Problem] = []
-    by_name = {model.name: model for model in models}
+    names = dict.fromkeys(model.name for model in models)
+    descriptions: dict[str, dict[str, Any]] = {}
     section = _section(document, ("models", "version"), where, problems)
     for number, entry in enumerate(_listed(section.get("models"), f"{where}: models", problems)):
         location = f"{where}: models[{number}]"
@@ -349,15 +351,16 @@ def described(models: Sequence[Model], document: object, *, where: str, unread: 
         if not isinstance(name, str):
             problems.append(errors.Problem(f"{location}.name", f"a name is expected, found {values.shown(name)}"))
             continue
-        if name not in by_name:
-            hint = values.did_you_mean(name, by_name) or f"known are {', '.join(by_name)}"
+        if name not in names:
+            hint = values.did_you_mean(name, names) or f"known are {', '.join(names)}"
             problems.append(errors.Problem(f"{location}.name", f"there is no model {values.shown(name)}", hint))
             continue
         columns = tuple(_described_columns(model_section.get("columns"), location, problems))
-        by_name[name] = replace(by_name[name], description=_text(model_section.get("description")), columns=columns)
+        descriptions[name] = {"description": _text(model_section.get("description")), "columns": columns}
     if problems:
         raise errors.SettingsError(problems)
-    return tuple(by_name.values())
+    # Not by name: `graph` refuses two models with one name.
+    return tuple(replace(model, **descriptions.get(model.name, {})) for model in models)
 
 
 def _described_columns(value: object, place: str, problems: list[errors.Problem]) -> Iterator[tuple[str, str]]:

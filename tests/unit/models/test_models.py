@@ -205,6 +205,17 @@ def test_descriptions_name_models_that_are_there() -> None:
     ]
 
 
+def test_of_two_models_with_one_name_none_is_lost_beside_descriptions() -> None:
+    """Two files in different folders: they are refused, also if a file of descriptions names the model."""
+    found = [sql_model.parse("a", f"SELECT {number} AS n", where=f"{number}/a.sql") for number in (1, 2)]
+    described = sql_model.described(found, {"models": [{"name": "a", "description": "One."}]}, where="m.yml")
+    assert [each.where for each in described] == ["1/a.sql", "2/a.sql"]
+    ordered = graph.ordered(described, collections=(), is_captured=lambda name: False)
+    assert [str(each) for each in ordered.problems] == [
+        "2/a.sql: the model 1/a.sql already has this name (rename one of the files)"
+    ]
+
+
 def test_the_example_models_and_suites_are_valid() -> None:
     """The examples in conf/ and in the demo are valid, refer to collections of the shop, and each suite is of a model."""
     root = Path(__file__).resolve().parents[3] / "conf"
