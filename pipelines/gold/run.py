@@ -297,10 +297,10 @@ class _GoldRun:
             owners = owners or {self.layout.gold(*each).key: each for each in known}
             try:
                 work = self._history(namespace, owners)
+                if self._waits_for_silver(self.layout.history(*namespace), namespace, work.silver):
+                    continue
             except Exception as error:
                 self.failures.note(name, error)
-                continue
-            if self._waits_for_silver(self.layout.history(*namespace), namespace, work.silver):
                 continue
             if history_position.is_due(work.at, work.silver):
                 due.append(work)

@@ -79,6 +79,18 @@ def test_gold_forgets_a_look_that_failed(hop: Hop, monkeypatch: pytest.MonkeyPat
         assert not made.failures.by_name
 
 
+def test_gold_forgets_that_a_store_did_not_answer_for_a_history(hop: Hop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether its silver table still remembers its deletes is asked in each look; other collections continue."""
+    hop.run()
+    with service(hop) as made:
+        monkeypatch.setattr(made, "_due_work", lambda _: None)
+        failing_once(monkeypatch, registry, "lacks_deletes")
+        made.published()
+        assert [*made.failures.by_name] == ["cases.t (history)"]
+        made.published()
+        assert not made.failures.by_name
+
+
 def test_a_history_is_never_written_where_a_collection_has_its_table(hop: Hop, monkeypatch: pytest.MonkeyPatch) -> None:
     """Even while that collection fails."""
     hop.append((1, bson.encode({"_id": 1})), collection="t_history")
