@@ -349,7 +349,11 @@ class CollectionComparison:
     def _result(
         self, read: int, equal: int, verdicts: Sequence[KeyDifference], *, unsettled: int = 0
     ) -> CollectionVerification:
-        differences = sorted((each for each in verdicts if each.kind is not KeyVerdict.EQUAL), key=lambda each: each.key)
+        # Only the first ones are shown and stored: there may be many more that are explained, or wait, than wrong ones.
+        differences = sorted(
+            (each for each in verdicts if each.kind is not KeyVerdict.EQUAL),
+            key=lambda each: (not each.kind.is_wrong, each.key),
+        )
         counts = {
             kind.value: sum(each.kind is kind for each in differences) for kind in KeyVerdict if kind is not KeyVerdict.EQUAL
         }

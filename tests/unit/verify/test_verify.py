@@ -210,6 +210,23 @@ def test_a_repair_leaves_the_count_of_what_is_kept(monkeypatch: pytest.MonkeyPat
     assert (after.kept, after.missing, after.repaired) == (8, 0, 1)
 
 
+def test_what_differs_comes_before_what_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the first differences are shown and stored: very many kept or waiting rows hid those that are wrong."""
+    monkeypatch.setattr(comparison.CollectionComparison, "__post_init__", lambda self: None)
+    context: Any = SimpleNamespace(layer=verify.Layer.GOLD)
+    progress: Any = SimpleNamespace(table=SimpleNamespace(label="gold"))
+    compared = comparison.CollectionComparison(context, Namespace("shop", "a"), progress, None)
+    seen = {
+        "1": KeyVerdict.KEPT,
+        "2": KeyVerdict.WAITING,
+        "3": KeyVerdict.MISSING,
+        "4": KeyVerdict.EQUAL,
+        "5": KeyVerdict.EXTRA,
+    }
+    found = compared._result(3, 1, [KeyDifference(key, kind) for key, kind in seen.items()])
+    assert [each.key for each in found.differences] == ["3", "5", "1", "2"]
+
+
 def test_reads_are_later_than_what_bronze_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     """A secondary may answer with the state of the requested time; later events of bronze would be in a batch that is not read."""
     clock = iter(range(1, 9))
