@@ -82,7 +82,8 @@ def _sum(number: Column | str) -> Column:
 
 def _texts(table: DataFrame) -> DataFrame:
     """Rows `key, text, rescued, rows`: a key, the columns as one JSON object, the number of rescued values, and that of the key's rows."""
-    columns = [F.col(identifier(name)).alias(name) for name in table.columns if name not in _INNER]
+    # By name: a table that grew batch by batch may have its columns in another order than the rebuilt one.
+    columns = [F.col(identifier(name)).alias(name) for name in sorted(table.columns) if name not in _INNER]
     rescued = F.col("__rescued") if "__rescued" in table.columns else F.lit(None).cast("MAP<STRING, STRING>")
     entries = F.when(F.size(rescued) > 0, F.array_sort(F.map_entries(rescued))).alias("__rescued")
     text = F.to_json(F.struct(F.col("__key"), *columns, entries))
