@@ -115,6 +115,8 @@ def _settings(
         **user_settings,
         "spark.app.name": name,
     }
+    if spark_conf.EXTENSION not in settings["spark.sql.extensions"]:  # those of the user come on top
+        settings["spark.sql.extensions"] = f"{spark_conf.EXTENSION},{settings['spark.sql.extensions']}"
     if is_alone:
         paths = [str(log_store.FILES_JAR), *filter(None, [user_settings.get(_CLASS_PATH)])]
         settings[_CLASS_PATH] = os.pathsep.join(paths)

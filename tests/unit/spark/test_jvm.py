@@ -254,6 +254,14 @@ def test_whatever_somebody_sets_a_jvm_has_the_digits_0_to_9(started: Any) -> Non
     assert re.search(rf"^spark\.driver\.defaultJavaOptions +{spark_conf.LANGUAGE}$", properties, re.MULTILINE)
 
 
+@pytest.mark.parametrize("own", ["a.Extension", "a.Extension,b.Extension"])
+def test_extensions_of_somebody_stand_beside_that_of_delta(started: Any, own: str) -> None:
+    """For functions in SQL models, for example. Without its own extension Delta refuses every statement."""
+    assert started(f"spark.sql.extensions {own}")["spark.sql.extensions"] == f"{spark_conf.EXTENSION},{own}"
+    properties = (jvm.ROOT / "conf" / "spark-defaults.conf").read_text(encoding="utf-8")
+    assert started(properties)["spark.sql.extensions"] == spark_conf.EXTENSION
+
+
 def test_a_spark_of_the_same_version_is_the_one_that_is_named(
     started: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
