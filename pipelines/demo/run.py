@@ -185,7 +185,7 @@ def telling(screen: Console) -> Iterator[Callable[[RenderableType], None]]:
     """Yields a function that shows progress: live on a terminal, else as a plain line every `PLAIN_EVERY` seconds."""
     if screen.is_terminal:
         with Live(console=screen, refresh_per_second=4, transient=True) as live:
-            yield lambda now: live.update(Spinner("dots", now) if isinstance(now, str) else now)
+            yield lambda now: live.update(Spinner("dots", now))
         return
     started_at, told_at = time.monotonic(), -PLAIN_EVERY
 
@@ -320,4 +320,4 @@ def _picture(played: DemoRun, doing: str) -> Group:
     grid.add_row("MongoDB", f"{played.steps:,} operations{last_step}")
     grid.add_row("bronze", live_lines.described(played.capture, rate=played.rate.of(played.capture.events)))
     grid.add_row("gold", f"{played.published} of {len(shop.COLLECTIONS)} collections up to date")
-    return Group(Spinner("dots", doing), grid)
+    return Group(doing, grid)

@@ -35,7 +35,7 @@ def test_plain_lines_where_the_output_is_no_terminal(monkeypatch: pytest.MonkeyP
     lines = out.getvalue().splitlines()
     assert [line.split()[:2] for line in lines] == [["0", "s"], ["10", "s"], ["21", "s"]]
     assert "Starting" in lines[0] and "The shop is open" in lines[1] and "1,234 events" in lines[1]
-    assert "".join(lines).isprintable()
+    assert "".join(lines).isprintable() and lines[1].split(maxsplit=2)[2].startswith("The shop is open;")
 
 
 def test_the_queries_name_a_table_as_each_reader_takes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
