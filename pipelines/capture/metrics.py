@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from pipelines.capture.byte_queue import ByteQueue
     from pipelines.mongodb import change_stream
 
-PATIENCE = 2.0
+PATIENCE = 3.0
 """Seconds for which `scrape` waits for a capture's metrics."""
 MOST_BYTES = 1 << 24
 """The most that `scrape` reads: another program at the port may never end its answer."""
@@ -258,18 +258,28 @@ def serve(metrics: Metrics, *, port: int | None, address: str, page: Callable[[]
 
 
 def scrape(name: str, *, port: int | None, address: str) -> dict[str, float]:
-    """The current samples of this pipeline's capture at that port, by name with labels; empty where it does not answer, or another
+    """The current samples of this pipeline's capture at that port, by name with labels; empty where it does not answer in time, or another
     program does."""
     if port is None:
         return {}
     # The wildcard addresses are for listening only.
     host = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}.get(address, address)
+    answers: list[dict[str, float]] = []
+    # In a thread: the time limit of a connection is one for each part of the answer, which may drip.
+    url = f"http://{f'[{host}]' if ':' in host else host}:{port}/metrics"
+    thread = threading.Thread(target=lambda: answers.append(_scraped(name, url)), name="scrape", daemon=True)
+    thread.start()
+    thread.join(PATIENCE)
+    return answers[0] if answers else {}
+
+
+def _scraped(name: str, url: str) -> dict[str, float]:
     # Without the proxy of the environment.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
-        with opener.open(f"http://{f'[{host}]' if ':' in host else host}:{port}/metrics", timeout=PATIENCE) as answer:
+        with opener.open(url, timeout=PATIENCE) as answer:
             families = [*text_string_to_metric_families(answer.read(MOST_BYTES).decode())]
-    except (OSError, http.client.HTTPException, ValueError):
+    except (OSError, http.client.HTTPException, ValueError, IndexError):
         return {}
     samples = (sample for family in families for sample in family.samples if sample.labels.get("name") == name)
     return {_sample_name(sample.name, sample.labels): sample.value for sample in samples}

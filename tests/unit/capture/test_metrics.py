@@ -8,6 +8,7 @@ import re
 import socket
 import struct
 import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -258,6 +259,26 @@ def test_an_answer_without_an_end_is_not_read_to_it(monkeypatch: pytest.MonkeyPa
         threading.Thread(target=speak, daemon=True).start()
         assert metrics.scrape("shop", port=other.getsockname()[1], address="127.0.0.1") == {}
         assert is_left.wait(10)
+
+
+def test_an_answer_that_drips_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of its bytes comes in time, and status waited for the last one."""
+    monkeypatch.setattr(metrics, "PATIENCE", 0.3)
+    with socket.create_server(("127.0.0.1", 0)) as other:
+
+        def speak() -> None:
+            connection = other.accept()[0]
+            with connection, contextlib.suppress(OSError):
+                connection.recv(1000)
+                connection.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
+                for _ in range(100):
+                    connection.sendall(b"#")
+                    time.sleep(0.1)
+
+        threading.Thread(target=speak, daemon=True).start()
+        started = time.monotonic()
+        assert metrics.scrape("shop", port=other.getsockname()[1], address="127.0.0.1") == {}
+        assert time.monotonic() - started < 5
 
 
 def has_ipv6() -> bool:
