@@ -267,6 +267,14 @@ def ignored(options: Mapping[str, object]) -> tuple[str, ...]:
     return tuple(f"{name}: {IGNORED[name]}" for name in _without_alias(options) if name in IGNORED and name != "type")
 
 
+def aliases(connector: Mapping[str, object]) -> tuple[str, ...]:
+    """The aliases of a connector's transformations: those that `transforms` lists, which may have dots, then others with properties."""
+    listed = values.NameList().read(values.written(connector.get("transforms")))
+    starts = tuple(f"transforms.{alias}." for alias in listed)
+    others = (name for name in connector if name.startswith("transforms.") and not name.startswith(starts))
+    return tuple(dict.fromkeys([*listed, *(name.split(".")[1] for name in others)]))
+
+
 def _options(reader: _Reader) -> UnwrapOptions:
     fields_prefix, headers_prefix = reader.text("add.fields.prefix", "__"), reader.text("add.headers.prefix", "__")
     older_fields = [AddedField("source", name, f"__{name}") for name in reader.items("add.source.fields")]

@@ -316,9 +316,8 @@ class _ConnectorReader:
     def _read_transforms(self) -> None:
         """Reads the options of the transformation that silver applies; reports others."""
         listed_aliases = values.NameList().read(_text(self.connector, "transforms"))
-        written_aliases = dict.fromkeys(name.split(".")[1] for name in self.connector if name.startswith("transforms."))
         unwrap_aliases: list[str] = []
-        for alias in dict.fromkeys([*listed_aliases, *written_aliases]):
+        for alias in unwrap_options.aliases(self.connector):
             kind = _text(self.connector, f"transforms.{alias}.type")
             if listed_aliases and alias not in listed_aliases:
                 self.report.note(f"transforms.{alias}", "`transforms` does not list it")

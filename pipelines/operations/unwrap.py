@@ -93,13 +93,15 @@ def load_options(path: Name) -> UnwrapOptions:
 def _of_connector(connector: Mapping[str, object]) -> Mapping[str, object]:
     config = connector.get("config")
     properties = config if isinstance(config, dict) else connector
-    aliases = {name.split(".")[1] for name in properties if name.startswith("transforms.") and name.count(".") > 1}
-    types = {alias: str(properties.get(f"transforms.{alias}.type", _SMT_NAMES[0])) for alias in sorted(aliases)}
+    aliases = unwrap_options.aliases(properties)
+    types = {alias: str(properties.get(f"transforms.{alias}.type", _SMT_NAMES[0])) for alias in aliases}
     smt_aliases = [alias for alias, type_ in types.items() if type_.endswith(_SMT_NAMES)]
     if not smt_aliases:
         return {} if aliases or "connector.class" in properties else properties
-    starts = tuple(f"transforms.{alias}." for alias in smt_aliases)
-    return {name: value for name, value in properties.items() if name.startswith(starts)}
+    starts = [f"transforms.{alias}." for alias in smt_aliases]
+    return {
+        name.removeprefix(start): value for start in starts for name, value in properties.items() if name.startswith(start)
+    }
 
 
 def _written(

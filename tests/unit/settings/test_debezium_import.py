@@ -65,6 +65,19 @@ def test_refused_connectors(file: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert not shown.out and "hunter2" not in shown.err
 
 
+def test_an_alias_may_have_a_dot() -> None:
+    """Kafka Connect takes it, and it is no other alias that `transforms` does not list."""
+    found = imported(
+        {
+            **SMALLEST,
+            "transforms": "my.alias",
+            "transforms.my.alias.type": unwrap_options.CLASSES[0],
+            "transforms.my.alias.add.fields": "op",
+        }
+    )
+    assert not found.notes and found.document["silver"] == {"defaults": {"add.fields": "op"}}
+
+
 @pytest.mark.parametrize("file", TAKEN, ids=lambda file: file.stem)
 def test_every_property_is_taken_or_named(file: Path) -> None:
     """Every property of a connector is in the settings, or a note says why not."""

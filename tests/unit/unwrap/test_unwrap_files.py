@@ -202,6 +202,14 @@ def test_a_file_that_cannot_be_opened_is_named(tmp_path: pathlib.Path, options: 
             },
             True,
         ),
+        (
+            {
+                "transforms": "a.b",
+                "transforms.a.b.type": "io.debezium.connector.mongodb.transforms.ExtractNewDocumentState",
+                "transforms.a.b.flatten.struct": "true",
+            },
+            True,
+        ),
         ({"connector.class": "x", "mongodb.connection.string": "y"}, False),
     ],
 )
