@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shlex
+import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ import yaml
 
 from jobs import command_line
 from pipelines.settings import file
+from tests.harness import captures
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "resources" / "deploy"
@@ -107,6 +109,25 @@ def test_gold_runs_whatever_silver_says_and_the_pod_tells_it(tmp_path: Path, sil
     shell = container["command"][container["command"].index("--") + 1 :]
     done = subprocess.run([*shell, *container["args"]], env={"PATH": f"{tmp_path}:{os.environ['PATH']}"}, check=False)
     assert done.returncode == code and (tmp_path / "ran").read_text().split() == ["silver", "gold"]
+
+
+def test_a_pod_that_is_stopped_ends_after_its_command(tmp_path: Path) -> None:
+    """The shell is the container's main process: when it ended first, silver was killed, and its claims held up the next pod."""
+    *_, tables = yaml.safe_load_all((FOLDER / "kubernetes.yml").read_text())
+    (container,) = _containers(tables)
+    command = tmp_path / "medallion"
+    command.write_text(
+        f"#!/bin/sh\ntrap 'sleep 1; echo released >> {tmp_path}/ran; exit 0' TERM\necho \"$1\" >> {tmp_path}/ran\n"
+        "while :; do sleep 0.1; done\n"
+    )
+    command.chmod(0o755)
+    shell = container["command"][container["command"].index("--") + 1 :]
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    pod = subprocess.Popen([*shell, *container["args"]], env={"PATH": path}, start_new_session=True)
+    captures.until((tmp_path / "ran").exists)
+    os.killpg(pod.pid, signal.SIGTERM)  # as `tini -g` does
+    assert pod.wait(30) == 143
+    assert (tmp_path / "ran").read_text().split() == ["silver", "released"]
 
 
 def test_the_manifests_probes_ask_a_port_that_its_settings_open(tmp_path: Path) -> None:
