@@ -105,11 +105,14 @@ class Failures:
 
     def is_set_aside(self, name: str) -> bool:
         """Whether a collection is not to be tried now: its error needs a person, or its pause is not over."""
+        return self.needs_person(name) or (name in self.by_name and name in self._waiting)
+
+    def needs_person(self, name: str) -> bool:
+        """Whether a collection has an error after which only the next start tries it again."""
         error = self.by_name.get(name)
-        is_decided = isinstance(error, errors.MedallionError) and not isinstance(
+        return isinstance(error, errors.MedallionError) and not isinstance(
             error, (errors.Temporary, errors.TableOwned, errors.FilesMissing)
         )
-        return is_decided or (error is not None and name in self._waiting)
 
     def end_where_all_failed(self, names: Iterable[str]) -> None:
         """Raise the noted errors where all of these collections have failed.

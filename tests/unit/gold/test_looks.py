@@ -11,6 +11,7 @@ from pathlib import Path
 import bson
 import pytest
 
+from cdc_core import errors
 from pipelines.bronze import registry
 from pipelines.delta import local_log
 from pipelines.gold import run as gold
@@ -101,6 +102,23 @@ def test_gold_finds_what_nobody_names(hop: Hop) -> None:
         assert wait_for(lambda: up_to_date(hop) == {"t", "u"})
         change(hop, 2)
         assert wait_for(lambda: up_to_date(hop) == {"t", "u"})
+
+
+def test_a_service_ends_where_all_failed_one_after_the_other(hop: Hop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each failed when silver named it, so that no look at all tables had one left to try: it ran on for ever and published nothing."""
+
+    def refused(*given: object) -> None:
+        raise errors.OwnershipLost("taken over")
+
+    made = hop.gold_run()
+    change(hop, 1)
+    made.published()
+    change(hop, 2)
+    monkeypatch.setattr(made, "_applied", refused)
+    for name in ("cases.t", "cases.u"):
+        assert not made.published({name})
+    with pytest.raises(errors.CollectionsFailed, match="taken over"):
+        made.published()
 
 
 def test_tables_that_lie_elsewhere_are_looked_at_side_by_side(hop: Hop, monkeypatch: pytest.MonkeyPatch) -> None:
