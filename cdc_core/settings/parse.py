@@ -181,10 +181,12 @@ _GOLD: Mapping[str, SectionKey] = {
     "expectations": SectionKey(values.Text("a folder"), None),
     "delta.enableDeletionVectors": SectionKey(values.Boolean(), None),
 }
+_DAYS = values.Integer(1, 10**9)
+"""In milliseconds they are a number of 64 bits, as SQL compares times."""
 _MAINTENANCE: Mapping[str, SectionKey] = {
-    "ops.retention.days": SectionKey(values.Integer(1), 90),
-    "deletes.retention.days": SectionKey(values.Integer(1), 90),
-    "bronze.retention.days": SectionKey(values.Integer(1), None),
+    "ops.retention.days": SectionKey(_DAYS, 90),
+    "deletes.retention.days": SectionKey(_DAYS, 90),
+    "bronze.retention.days": SectionKey(_DAYS, None),
     "quiet.hours": SectionKey(values.Text("a time of day in UTC such as 02:00-05:00"), None),
 }
 _QUIET_HOURS = re.compile(r"([01]\d|2[0-3]):([0-5]\d)\s*-\s*([01]\d|2[0-3]):([0-5]\d)")
