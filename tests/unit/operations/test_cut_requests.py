@@ -18,7 +18,7 @@ from cdc_core.settings.parse import Settings
 from pipelines.bronze import registry
 from pipelines.delta import tables as delta
 from pipelines.operations import cut, cut_requests
-from tests.harness import layers, without_spark
+from tests.harness import captures, layers, without_spark
 from tests.harness.without_spark import SPARK, Hop
 
 MADE = cut.Cut("c1", 5, "7:1", "7:1", 3, cut.EXACT, (), ())
@@ -234,3 +234,24 @@ def test_a_pipeline_that_ends_right_behind_the_cut_has_made_it(
                 cut_requests._asked(SPARK, chosen, as_of="now", stop=threading.Event())
         else:
             assert cut_requests._asked(SPARK, chosen, as_of="now", stop=threading.Event()) == made_cut(chosen)
+
+
+def test_a_client_waits_for_a_pipeline_that_looks_seldom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With `signal.poll.interval.ms` of a minute or more, it withdrew its request before the next look, every time."""
+    monkeypatch.setattr(cut_requests, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(cut_requests, "TAKE_SECONDS", 0.1)
+    monkeypatch.setattr(cut_requests, "_is_served", lambda *_: True)
+    stop = threading.Event()
+    with without_spark.running():
+        chosen = Hop(tmp_path).settings
+        chosen = dataclasses.replace(chosen, source=dataclasses.replace(chosen.source, signal_poll_interval_ms=2000))
+        cut._note(SPARK, chosen, made_cut(chosen))
+        given = (SPARK, chosen, lambda as_of: made_cut(chosen))
+        serving = threading.Thread(target=cut_requests.serve, args=given, kwargs={"stop": stop}, daemon=True)
+        serving.start()
+        captures.until(lambda: bool(cut_requests._rows(SPARK, chosen)))
+        try:
+            assert cut_requests._asked(SPARK, chosen, as_of="now", stop=threading.Event()) == made_cut(chosen)
+        finally:
+            stop.set()
+            serving.join()
