@@ -21,13 +21,13 @@ def folder() -> Path:
     """The folder, which is created if it is missing. Removes the files of ended processes, except for `KEPT_LOGS` logs."""
     try:
         path = Path(tempfile.gettempdir(), f"medallion-{os.getuid()}")
-    except FileNotFoundError:
+        with contextlib.suppress(FileExistsError):
+            path.mkdir(mode=0o700, parents=True)  # TMPDIR itself may have been removed since the start
+        status = path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
         raise errors.DecisionNeeded(
             "no usable folder for temporary files: set TMPDIR to one with free space that this user can write"
         ) from None
-    with contextlib.suppress(FileExistsError):
-        path.mkdir(mode=0o700, parents=True)  # TMPDIR itself may have been removed since the start
-    status = path.lstat()
     # The owner of the folder could replace packages and libraries in it, and read documents.
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
         raise errors.DecisionNeeded(f"{path} does not belong to this user: remove it, or set TMPDIR to a folder of your own")

@@ -41,3 +41,15 @@ def test_a_temporary_folder_that_was_removed_is_made_again(monkeypatch: pytest.M
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "removed" / "while it ran"))
     assert isinstance(spark_failures.translated(Py4JNetworkError()), errors.SparkLost)
     assert scratch.folder().is_dir()
+
+
+@pytest.mark.parametrize("kind", ["a file", "a link to nothing"])
+def test_a_temporary_folder_that_is_none_any_more_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: str
+) -> None:
+    """Something else took its place while a service ran."""
+    place = tmp_path / "place"
+    place.touch() if kind == "a file" else place.symlink_to(tmp_path / "nothing")
+    monkeypatch.setattr(tempfile, "tempdir", str(place))
+    with pytest.raises(errors.DecisionNeeded, match="set TMPDIR"):
+        scratch.folder()
