@@ -85,6 +85,11 @@ def translated(error: BaseException) -> errors.MedallionError | None:
         return error
     # First, because without the JVM all calls about a Java exception below would fail, as for an error without a class.
     if jvm.is_gone() or isinstance(error, Py4JNetworkError):
+        if jvm.lacks_local_folder():
+            return errors.DecisionNeeded(
+                "Spark did not start: it can create a folder in none of spark.local.dir, or of the variable SPARK_LOCAL_DIRS "
+                f"(log: {jvm.log_file()}); {jvm.WHERE_SETTINGS_ARE}"
+            )
         return errors.SparkLost(
             f"Spark's JVM exited or stopped answering (killed, or out of memory; log: {jvm.log_file()}). Committed "
             "data is in the tables. Start again to continue"

@@ -215,6 +215,12 @@ def log_file() -> Path:
     return scratch.folder() / f"spark-{os.getpid()}.log"
 
 
+def lacks_local_folder() -> bool:
+    """Whether this process's Spark has ended for want of a folder in `spark.local.dir`, which only its log says."""
+    log = log_file()
+    return log.exists() and "Failed to create any local dir" in log.read_text(errors="replace")
+
+
 def is_installed() -> bool:
     """Whether the packages come from an installed wheel, which executors have too, and not from a checkout."""
     return not {"site-packages", "dist-packages"}.isdisjoint(ROOT.parts)

@@ -83,6 +83,8 @@ def _refusals() -> Iterator[None]:
         java = getattr(error, "java_exception", None)
         words = str(error if java is None else java.getMessage() or java)
         reason = words.strip().partition("\n")[0]
+        if spark_failures.class_name(error) == "ClassNotFoundException":  # its message is the name
+            reason = f"there is no class {reason}"
         # Spark's own check of its metrics fails where a cluster's master could not be reached.
         is_setting = spark_failures.is_caused_by(error, _SETTINGS_ERRORS) and "MetricsSystem" not in words
         message = f"Spark did not start: {reason} (log: {jvm.log_file()})"
@@ -95,7 +97,12 @@ def _refusals() -> Iterator[None]:
         raise spark_failures.translated(error) or failure from error
 
 
-_SETTINGS_ERRORS = ("IllegalArgumentException", "SparkIllegalArgumentException", "NumberFormatException")
+_SETTINGS_ERRORS = (
+    "ClassNotFoundException",
+    "IllegalArgumentException",
+    "SparkIllegalArgumentException",
+    "NumberFormatException",
+)
 """What Spark raises at its start for a setting that it refuses."""
 
 

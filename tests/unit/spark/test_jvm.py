@@ -21,12 +21,13 @@ from typing import Any, NoReturn
 from unittest.mock import Mock
 
 import pytest
-from py4j.protocol import Py4JJavaError
+from py4j.protocol import Py4JJavaError, Py4JNetworkError
 from pyspark.errors import IllegalArgumentException
 
 from cdc_core import errors
 from pipelines.spark import conf as spark_conf
 from pipelines.spark import delta_jars, jvm, log_store, scratch, stores
+from pipelines.spark import failures as spark_failures
 from pipelines.spark import session as sparks
 
 
@@ -421,6 +422,7 @@ class StartFailed(Py4JJavaError):
         ("SparkIllegalArgumentException", "System memory 371720192 must be at least 471859200.", errors.DecisionNeeded),
         ("BindException", "Address already in use: Service 'sparkDriver' failed after 16 retries.", errors.Temporary),
         ("IllegalArgumentException", "requirement failed: on a running MetricsSystem", errors.Temporary),
+        ("ClassNotFoundException", "there is no class foo", errors.DecisionNeeded),
     ],
 )
 def test_what_spark_says_against_a_start_is_no_bug(
@@ -429,7 +431,7 @@ def test_what_spark_says_against_a_start_is_no_bug(
     """The JVM starts, and Spark in it does not: `--conf spark.driver.memory=400m`, a port in use, a master that does not answer yet."""
 
     def refuse(*_: object, **__: object) -> NoReturn:
-        raise StartFailed(name, f"{message}\nmore")
+        raise StartFailed(name, f"{message.removeprefix('there is no class ')}\nmore")
 
     monkeypatch.setattr(sparks, "_active", lambda: None)
     monkeypatch.setattr(jvm, "launch", refuse)
@@ -438,6 +440,16 @@ def test_what_spark_says_against_a_start_is_no_bug(
     assert type(caught.value) is expected
     assert str(caught.value).startswith(f"Spark did not start: {message} (log:")
     assert ("start again" if expected is errors.Temporary else jvm.WHERE_SETTINGS_ARE) in str(caught.value)
+
+
+def test_a_jvm_without_a_local_folder_was_not_killed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Spark exits where none of `spark.local.dir` can be written, and says so only in its log."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    jvm.log_file().write_text("26/01/01 ERROR DiskBlockManager: Failed to create any local dir.\n")
+    error = spark_failures.translated(Py4JNetworkError("Answer from Java side is empty"))
+    assert type(error) is errors.DecisionNeeded and "spark.local.dir" in str(error) and "SPARK_LOCAL_DIRS" in str(error)
+    jvm.log_file().unlink()
+    assert isinstance(spark_failures.translated(Py4JNetworkError()), errors.SparkLost)
 
 
 def test_a_setting_that_a_given_session_refuses_is_no_bug(monkeypatch: pytest.MonkeyPatch) -> None:
