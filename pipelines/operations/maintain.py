@@ -286,11 +286,14 @@ class _MaintenanceRun:
         return self.now_ms - days * DAY_MS
 
     def _expire(self, table: _Table, words: _ResultLines) -> None:
-        """Remove old rows of a table of ops; signals only once the capture has handled them."""
-        days = self.settings.maintenance.ops_retention_days
-        if table.age not in self.spark.table(str(table.ref)).columns:
+        """Remove the pipeline's old rows of a table of ops; signals only once the capture has handled them."""
+        days, columns = self.settings.maintenance.ops_retention_days, self.spark.table(str(table.ref)).columns
+        if table.age not in columns:
             return
         where = f"`{table.age}` < {self._before(days)}"
+        if "name" in columns:  # another pipeline in the lakehouse has a retention of its own
+            own_name = names.literal(self.settings.name)
+            where += f" AND coalesce(name, {own_name}) = {own_name}"
         if table.ref == self.layout.ops("signals"):
             # A signal that no capture has read yet is still to be handled, however old.
             handled = bronze_log.handled_signals(self.spark, self.bronze) if delta.exists(self.spark, self.bronze) else set()

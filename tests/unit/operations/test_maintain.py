@@ -248,6 +248,28 @@ def test_the_days_of_a_year_are_found_by_one_query() -> None:
     assert len(texts) == 1
 
 
+def test_a_pipeline_removes_old_rows_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another one in the lakehouse may keep its cuts and results for longer. Rows of earlier versions name no pipeline."""
+    names, old = ["hand", "hand", "other", None], 5
+    removed: list[tuple[object, ...]] = []
+    with duckdb.connect() as engine:
+        engine.register("cuts", pa.table({"name": names, "made_ms": [old, 10**13, old, old]}))
+
+        def remove(spark: object, table: object, where: str) -> int:
+            found = engine.execute(f"SELECT name FROM cuts WHERE {where.replace('`', '')}")
+            removed.extend(found.fetchall())
+            return len(removed)
+
+        monkeypatch.setattr(maintain.ops_tables, "delete", remove)
+        monkeypatch.setattr(maintain.delta, "exists", lambda *_: False)
+        hop = Hop(tmp_path)
+        spark: Any = SimpleNamespace(table=lambda _: SimpleNamespace(columns=["name", "made_ms"]))
+        run = maintain._MaintenanceRun(spark, hop.settings, False, clock.now_ms())
+        table = maintain._Table(hop.layout.ops("cuts"), maintain.TableKind.OPS, age="made_ms")
+        run._expire(table, maintain._ResultLines())
+    assert removed == [("hand",), (None,)]
+
+
 def test_two_runs_that_note_forgotten_deletes_at_once_are_no_bug(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A scheduled run beside the quiet hours of a service: the one that comes second leaves the deletes to the next run."""
 
