@@ -85,14 +85,18 @@ def run(directory: Path, *, mongodb_uri: str | None, seconds: int, on_s3: bool =
         store = stack.enter_context(emulated_s3.running(BUCKET)) if on_s3 else None
         stage = _opened(folder, mongodb_uri=mongodb_uri, store=store, screen=screen, stack=stack)
         demo_run = _played(stage, seconds=seconds, stop=stop, screen=screen)
+        steps = (
+            lambda: demo_report.show(stage, demo_run, screen=screen),
+            lambda: _show_quality(stage, folder, screen),
+            lambda: _verify(stage, screen, stop),
+        )
+        with sparks.cancelling(stage.spark, stop):
+            for step in steps:
+                if not stop.is_set():
+                    step()
         if stop.is_set():
             screen.print("Stopped. Run the demo again to continue from here.")
             return
-        demo_report.show(stage, demo_run, screen=screen)
-        with screen.status("Building SQL models and checking their expectations"):
-            quality.show(stage.spark, stage.settings, folder, screen=screen)
-        with screen.status("Comparing gold with MongoDB, document by document"):
-            _verify(stage, screen)
     screen.print(f"[dim]Done in {time.monotonic() - started_at:.0f} s. Run the demo again to continue from here.[/]")
 
 
@@ -112,14 +116,22 @@ def _prepared(folder: Path) -> Path:
     return folder
 
 
-def _verify(stage: DemoStage, screen: Console) -> None:
+def _show_quality(stage: DemoStage, folder: Path, screen: Console) -> None:
+    with screen.status("Building SQL models and checking their expectations"):
+        quality.show(stage.spark, stage.settings, folder, screen=screen)
+
+
+def _verify(stage: DemoStage, screen: Console, stop: threading.Event) -> None:
     """Verify every collection, and write the HTML page."""
-    result = verify.run(stage.spark, stage.settings, verify.VerifyOptions())
-    screen.print("\n[bold]Does gold match MongoDB?[/]  medallion verify")
-    report.verified(result)
-    path = stage.folder / "status.html"
-    pages.write(path, pages.text(stage.spark, stage.settings))
-    screen.print(f"The same as an HTML page: {escape(demo_report.near(str(path)))}")
+    with screen.status("Comparing gold with MongoDB, document by document"):
+        result = verify.run(stage.spark, stage.settings, verify.VerifyOptions(), stop=stop)
+        if stop.is_set():
+            return
+        screen.print("\n[bold]Does gold match MongoDB?[/]  medallion verify")
+        report.verified(result)
+        path = stage.folder / "status.html"
+        pages.write(path, pages.text(stage.spark, stage.settings))
+        screen.print(f"The same as an HTML page: {escape(demo_report.near(str(path)))}")
 
 
 def _opened(

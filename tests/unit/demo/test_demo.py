@@ -92,6 +92,26 @@ def test_a_folder_that_cannot_be_made_is_a_mistake(folder: str) -> None:
         demo.run(Path(folder), mongodb_uri=None, seconds=1, stop=threading.Event())
 
 
+def test_a_stop_ends_the_report_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of Ctrl-C nothing was noticed while the models were made and the documents compared, and then it ended as after a second one."""
+    stop, shown = threading.Event(), []
+    monkeypatch.setattr(demo, "_opened", lambda *_, **__: MagicMock())
+    monkeypatch.setattr(demo, "_played", lambda *_, **__: demo.DemoRun())
+    monkeypatch.setattr(demo.demo_report, "show", lambda *_, **__: shown.append("tables"))
+
+    def models(*_: object, **__: object) -> None:
+        shown.append("models")
+        stop.set()
+
+    monkeypatch.setattr(demo.quality, "show", models)
+    monkeypatch.setattr(demo, "_verify", lambda *_, **__: shown.append("documents"))
+    demo.run(tmp_path, mongodb_uri=None, seconds=1, stop=stop)
+    assert shown == ["tables", "models"]
+    assert "Stopped. Run the demo again" in capsys.readouterr().out
+
+
 def test_settings_that_no_demo_wrote_stay(tmp_path: Path) -> None:
     """A demo in `conf` or in a folder with a `shop.yml` replaced its settings. Its own it writes again."""
     file = tmp_path / "shop.yml"
