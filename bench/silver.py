@@ -114,11 +114,12 @@ def update(
     *,
     version: int,
     is_partial: bool = False,
-    name: str = COLLECTION,
+    names: Sequence[str] = (COLLECTION,),
+    chunk: int = CHUNK,
 ) -> None:
-    """Commit updates with the whole document, or only with the changes."""
-    for start in range(0, len(numbers), CHUNK):
-        some = numbers[start : start + CHUNK]
+    """Commit updates with the whole document, or only with the changes, `chunk` at a time, of these collections in turn."""
+    for start in range(0, len(numbers), chunk):
+        some = numbers[start : start + chunk]
 
         def numbered(batch: int, first: int, some: Sequence[int] = some, start: int = start) -> pa.Table:
             count = len(some)
@@ -129,7 +130,7 @@ def update(
                 "kind": [columns.RowKind.CHANGE.value] * count,
                 "op": [columns.Op.UPDATE.value] * count,
                 "db": [DB] * count,
-                "collection": [name] * count,
+                "collection": [names[(start + i) % len(names)] for i in range(count)],
                 "key": [documents.key(n) for n in some],
                 "sequence": [
                     resume_token.sequence(resume_token.TokenPosition(BASE_SECONDS + version, start + i, 0))

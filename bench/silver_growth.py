@@ -22,6 +22,9 @@ from pipelines.silver import run as silver
 from pipelines.spark import parallel
 from pipelines.spark import session as sparks
 
+COMMITS, IN_A_COMMIT = 390, 20
+"""The commits of some minutes that silver was not running. Every four hundred, the capture compacts them."""
+
 
 class Wide(Documents):
     """Documents with many fields: numbers, strings and dates."""
@@ -136,9 +139,15 @@ def many(spark: Any, root: Path, *, collections: int, events: int) -> Iterator[g
     for version in (1, 2):
         before = bronze.newest(spark, log.table).batch
         for name in names:
-            update(log, documents, chosen("uniform", rows=1000, events=each), version=version, name=name)
+            update(log, documents, chosen("uniform", rows=1000, events=each), version=version, names=(name,))
         ours, merged = _ours(spark, settings), plain.merged(before)
     yield (f"{each * collections:,} updates of {collections} collections", each * collections, merged, ours, merged / ours)
+    for version in (3, 4):
+        before = bronze.newest(spark, log.table).batch
+        numbers = chosen("uniform", rows=1000, events=COMMITS * IN_A_COMMIT)
+        update(log, documents, numbers, version=version, names=names, chunk=IN_A_COMMIT)
+        ours, merged = _ours(spark, settings), plain.merged(before)
+    yield (f"{len(numbers):,} updates of them in {COMMITS} commits", len(numbers), merged, ours, merged / ours)
     log.close()
 
 
