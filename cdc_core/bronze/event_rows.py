@@ -207,9 +207,13 @@ class EventRows:
         if moves is not None and transaction is not None:
             identity = transactions.document(namespace, key)
             sequence = moves.sequence(transactions.ShardWrite(transaction, identity, document_key_text, op, sequence))
-        if rules is not None and op == bronze.Op.DELETE.value and len(document_key) > 1:
+        if op == bronze.Op.DELETE.value and len(document_key) > 1:
             # Of a delete it may become a row, and has the shard key's paths. That of an insert tells shards apart (`ShardMoves`).
-            document_key_text = raw_event.filtered_key(document_key_text, fields=rules, name_conflicts=self.name_conflicts)
+            if rules is not None:
+                document_key_text = raw_event.filtered_key(
+                    document_key_text, fields=rules, name_conflicts=self.name_conflicts
+                )
+            document_key_text = raw_event.key_document(document_key_text)
         wall_time = event.get("wallTime")
         # Nothing fails from here on, so an event has all its columns or none.
         block = None

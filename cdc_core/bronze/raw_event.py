@@ -99,6 +99,19 @@ def filtered_key(text: bytes, *, fields: field_filters.FieldRules, name_conflict
     return _text_of_names({**kept, **update.updated})
 
 
+def key_document(text: bytes) -> bytes:
+    """What a `documentKey` tells of its document: a field `a` for the path `a.b`."""
+    document: dict[str, Any] = {}
+    for path, value in _by_names(text).items():
+        *above, name = map(wrappers.escape_key, path.split("."))
+        inner: Any = None if above[:1] == ["_id"] else document  # of the `_id` the key has all
+        for step in above:
+            inner = inner.setdefault(step, {}) if debezium_json.is_document(inner) else None
+        if debezium_json.is_document(inner):
+            inner[name] = value
+    return _text(document)
+
+
 def _by_names(text: bytes) -> dict[str, Any]:
     """A document whose names are paths, with unescaped names."""
     return {wrappers.unescape_key(path): value for path, value in _parsed(text).items()}

@@ -96,10 +96,24 @@ def test_a_delete_has_no_excluded_or_renamed_path_of_the_shard_key() -> None:
     for rules, gives in (
         ({"excluded": (path,)}, '{"_id":{"at":7}}'),
         ({"excluded": (path, ("_id",))}, '{"_id":{"at":7}}'),
-        ({"renamed": (rename,)}, '{"_id":{"at":7},"at.area":900}'),
+        ({"renamed": (rename,)}, '{"_id":{"at":7},"at":{"area":900}}'),
     ):
         rows = events.EventRows("test")
         rows.add(bson.encode(raw), fields=lambda *_, rules=rules: field_filters.FieldRules(**rules))
+        assert rows.table(batch=1, first_offset=0, ts_ms=0)["documentKey"].to_pylist() == [gives]
+
+
+def test_a_deletes_paths_of_the_shard_key_are_no_names() -> None:
+    """Without a pre-image `rewrite` takes the document from this key: its row must not get a column `at.region` beside `at`."""
+    keys: list[tuple[dict[str, Any], str]] = [
+        ({"at.region": 900, "at.zone.x": "z", "_id": 7}, '{"at":{"region":900,"zone":{"x":"z"}},"_id":7}'),
+        ({"_id.a": 1, "b": 2, "_id": {"a": 1, "c.d": 3}}, '{"b":2,"_id":{"a":1,"c.d":3}}'),
+        ({"a": {"b": 1}, "a.b": 1, "_id": 7}, '{"a":{"b":1},"_id":7}'),
+        ({"a": Int64(5), "a.b": None, "a.b.c": 1, "_id": 7}, '{"a":{"$numberLong":"5"},"_id":7}'),
+    ]
+    for key, gives in keys:
+        rows = events.EventRows("test")
+        rows.add(bson.encode(bson.decode(event("delete", 1, at=1)) | {"documentKey": key}))
         assert rows.table(batch=1, first_offset=0, ts_ms=0)["documentKey"].to_pylist() == [gives]
 
 
