@@ -16,6 +16,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
 
 from cdc_core.bronze import collection_ends
 from cdc_core.bronze import columns as bronze
@@ -26,6 +27,7 @@ from cdc_core.sql.names import literal
 from cdc_core.typed import plan as typed
 from pipelines.bronze import registry, survey
 from pipelines.delta import query_execution, upsert
+from pipelines.delta import tables as delta
 from pipelines.silver import batch as batches
 from pipelines.silver import deletes, evolve, in_process, reduction, sweeps, write
 from pipelines.silver.batch import RowBatch, Step
@@ -232,12 +234,25 @@ def _under_these_settings(collection: SilverCollection, position: registry.Silve
     # A name stays reserved when the setting is removed: the column still exists, and a field must not mix with its values.
     collection.reserved = frozenset(position.added)
     collection.reserved |= {each.name for each in collection.added(collection.schema.schema)}
+    high = position.high
+    if high is None and not collection.is_empty():
+        # After a repair, of a copy without the log: else only the first range would count as late, and the next ones replace newer rows.
+        high = _greatest_sequence(collection)
     return replace(
         position,
+        high=high,
         documents=collection.have_documents,
         added=tuple(sorted(collection.reserved)),
         origin=collection.origin or position.origin,
     )
+
+
+def _greatest_sequence(collection: SilverCollection) -> str:
+    """The greatest sequence of the table's rows and its remembered deletes: nothing that is newer can be late."""
+    found = [collection.rows()]
+    if delta.exists(collection.spark, collection.deletes):
+        found.append(collection.spark.table(str(collection.deletes)))
+    return max(rows.agg(F.max("__sequence")).first()[0] or "" for rows in found)
 
 
 def _lacks_documents(collection: SilverCollection) -> bool:
