@@ -9,7 +9,9 @@ import pytest
 
 from cdc_core import errors
 from pipelines.bronze import log as bronze
+from pipelines.delta import tables as delta
 from pipelines.operations import repair
+from pipelines.silver import run as silver
 from pipelines.spark import failures, parallel
 from tests.harness import bronze_rows
 from tests.harness.layers import Hop, document, lose, pipeline, rows_by_spark
@@ -45,6 +47,26 @@ def test_silver_gold_and_facts_come_again(spark: SparkSession, tmp_path: Path) -
     assert repair.run(spark, hop.settings, failures=parallel.Failures()) == []
     hop.run()
     assert hop.documents(ORDERS) == wanted
+
+
+def test_events_that_come_again_change_no_newer_row(spark: SparkSession, tmp_path: Path) -> None:
+    """All of bronze is applied again, range by range: meanwhile the remaining rows must not become older, nor deleted ones come back."""
+    hop = Hop(spark, pipeline(tmp_path))
+    for events in (
+        [{"op": "c", "key": key, "at": key, "after": {"_id": key, "v": 1}} for key in (1, 3)],
+        [{"op": op, "key": key, "at": 10 + key, "after": {"_id": key, "v": 2}} for op, key in (("u", 1), ("c", 2))],
+        [{"op": "u", "key": 1, "at": 21, "after": {"_id": 1, "v": 3}}, {"op": "d", "key": 2, "at": 22}],
+    ):
+        hop.bronze.append({ORDERS: events})
+        hop.silver()
+    table = hop.silver_table(ORDERS)
+    wanted = hop.rows(ORDERS)
+    (first,) = (file for file in delta.data_files(spark, table) or () if (file.between("__key") or ("",))[-1] == "3")
+    (Path(table.path or "") / first.name).unlink()
+    repair.run(spark, hop.settings, failures=parallel.Failures())
+    for to in (1, 2, 3):
+        silver.run(spark, hop.settings, to=to)
+        assert hop.rows(ORDERS) == wanted
 
 
 def test_bronze_goes_back_to_before_the_first_missing_batch(spark: SparkSession, tmp_path: Path) -> None:
