@@ -169,7 +169,9 @@ class History:
                 and collection_events.has_partial(self.spark, self.bronze, self.namespace, span, is_last=False)
             ),
         )
-        start_position = replace(at, to=start, log=silver.log, bronze=silver.bronze, has_gap=False)
+        # From the beginning, also versions from before a drop are made again; it is in bronze, too, and sets its floor again.
+        floor = at.floor if start else ""
+        start_position = replace(at, to=start, floor=floor, log=silver.log, bronze=silver.bronze, has_gap=False)
         # Versions of a range without folding lack their documents: back in the old mode, they are made again.
         are_all_folded = self.folds and (always_folds or not start or at.folds is True)
         position = replace(start_position, added=tuple(sorted(added_names)), folds=are_all_folded)

@@ -15,7 +15,7 @@ from cdc_core.silver import reduce
 from pipelines.bronze import collection_events, registry
 from pipelines.delta import live_files, table_history
 from pipelines.delta.writer import Writer
-from pipelines.gold import current, history, in_process_history
+from pipelines.gold import current, history, history_position, in_process_history
 from pipelines.gold.history_position import HistoryPosition
 from tests.harness import bronze_rows, layers, oracle, without_spark
 from tests.harness.history_tables import ENDS
@@ -392,6 +392,27 @@ def test_updates_from_before_a_switch_are_folded_again_from_the_beginning(tmp_pa
     kept.at = HistoryPosition(folds=folds)
     kept.lay_out()
     assert kept.versions("v", "w", "__incomplete") == before
+
+
+def test_updates_from_before_a_drop_are_folded_again_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When documents begin to be kept, all versions are made again, also those of a collection that was dropped since. Afterwards an event
+    from before the drop is refused again.
+    """
+    # Incomplete versions are for queries, which look for their updates in earlier batches; here the range has all of them.
+    monkeypatch.setattr(in_process_history, "_waits", lambda *_: False)
+    kept = Kept(tmp_path, **{"keep.document": False})
+    kept.bronze.append({"t": [change("c", 1, 10, v=1, w=1), update(1, 20, v=2), change("d", 1, 30), {"drop": 40}]})
+    kept.lay_out()
+    assert kept.versions("v", "w", "__incomplete") == [("1", 10, 20, 1, 1, False), ("1", 20, 30, 2, None, True)]
+    kept.at = history_position.position(SPARK, kept.table)
+    assert kept.at.floor
+    kept.hop.settings = layers.pipeline(tmp_path, history=True, **{"keep.document": True})
+    for events in ([change("c", 1, 50, v=3)], [change("u", 2, 35, v=1)]):
+        kept.bronze.append({"t": events})
+        kept.lay_out()
+        kept.at = history_position.position(SPARK, kept.table)
+        expected = [("1", 10, 20, 1, 1, False), ("1", 20, 30, 2, 1, False), ("1", 50, None, 3, None, False)]
+        assert kept.versions("v", "w", "__incomplete") == expected
 
 
 def test_a_position_that_moves_alone_leaves_what_is_made_of_the_versions(tmp_path: Path) -> None:
