@@ -386,15 +386,16 @@ _SECRET_OPTIONS = re.compile(rf"[?&;]({'|'.join(SECRET_OPTIONS)})=([^&;]*)", re.
 
 
 _HOST = r"(?:\[[^\]/?@]*\]|[^\[\]:/?@,]*)(?::[0-9]+)?"
-_OPTION = r"[^=&;?]+=[^&;]*"
-_ADDRESS = re.compile(rf"(?:([^/?@]*)@)?{_HOST}(?:,{_HOST})*(?:/[^/?@]*)?(?:\?(?:{_OPTION}(?:[&;]{_OPTION})*)?)?")
+_OPTION = r"(?:[^=&;?]+=[^&;]*|0*)"
+_ADDRESS = re.compile(rf"(?:([^/?@]*)@)?{_HOST}(?:,{_HOST})*(?:/[^/?@]*)?(?:\?{_OPTION}(?:[&;]{_OPTION})*)?")
 
 
 def login(address: str) -> str:
     """User and password of a connection string without its scheme: where it is malformed, all before its last @, so that nothing of a
     password with signs such as / and ? remains.
     """
-    match = _ADDRESS.fullmatch(re.sub(r"\$\{[^{}]*\}", lambda found: "r" * len(found[0]), address))
+    # References, and their placeholders, as digits: a port may be one, too.
+    match = _ADDRESS.fullmatch(re.sub(r"\$\{[^{}]*\}|\0", lambda found: "0" * len(found[0]), address))
     return address[: max(0, match.end(1) if match else address.rfind("@"))]
 
 

@@ -356,10 +356,11 @@ def _check_namespaces(reader: SectionReader, namespaces: Mapping[str, object], s
     filter_ = filters.of(source) if is_readable else filters.Filter()
     for namespace in namespaces:
         try:
-            db, _, collection = values.CollectionName("a collection, as database.collection,").read(namespace).partition(".")
+            values.CollectionName("a collection, as database.collection,").read(namespace)
         except values.InvalidValue as error:
             reader.refuse(f"silver.collections.{namespace}", f"{error.expected} is expected", error.hint)
             continue
+        db, _, collection = namespace.partition(".")
         if not filter_.includes(db, collection):
             reader.warnings.append(f"silver.collections.{namespace}: the filters of source do not capture it")
 

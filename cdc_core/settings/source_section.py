@@ -183,12 +183,15 @@ def _check_fields(reader: SectionReader, source: Source, name: str) -> None:
 def _check_collections(reader: SectionReader, source: Source, name: str) -> None:
     for list_name in ("collection.include.list", "collection.exclude.list", _SNAPSHOT_LIST):
         for entry in _value(source, list_name):
-            # It would match no collection, and an exclude list leave nothing out.
-            if "." not in entry and patterns.literal(entry).text == entry:
-                hint = rf"{entry}\..*" if list_name == "collection.include.list" else rf".*\.{entry}"
-                if source.filters_match_mode is MatchMode.LITERAL and list_name != _SNAPSHOT_LIST:
-                    hint = f"{list_name.replace('collection', 'database')} names whole databases"
-                reader.refuse(f"source.{list_name}", f"database.collection is expected, found {entry}", hint)
+            if "." in entry or patterns.literal(entry).text != entry:
+                continue
+            path, expected = f"source.{list_name}", f"database.collection is expected, found {entry}"
+            if list_name != "collection.include.list":
+                reader.warnings.append(f"{path}: {expected}, which matches no collection")
+                continue
+            is_literal = source.filters_match_mode is MatchMode.LITERAL
+            hint = "database.include.list names whole databases" if is_literal else rf"{entry}\..*"
+            reader.refuse(path, expected, hint)
 
 
 def _check_connection(reader: SectionReader, source: Source, name: str) -> None:

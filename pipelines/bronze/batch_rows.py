@@ -127,7 +127,7 @@ def _from_compacted(
     if not files or size_bytes is None or size_bytes > BESIDE_BYTES:
         return None
     where: list[_Condition] = [("batch", ">", span.after), ("batch", "<=", span.to)]
-    where += [(name, "==", value) for name, value in among.items()]
+    where += _equal(among)
     span_rows = read([file.path for file in other_files], list(columns), where=where)
     if span_rows is not None and small_files:
         small_rows = _matching(small_files, columns, among, BESIDE_BYTES)
@@ -179,6 +179,21 @@ def _matching(
     if sum(part_bytes) > size_bytes:
         return None
     return pa.concat_tables(all_parts) if all_parts else schema.empty_table()
+
+
+def of_file(file: local_log.AddedFile, columns: Sequence[str], among: Mapping[str, str]) -> pa.Table | None:
+    """Columns of the rows of a file with these values, those of a small file from the cache; None where it cannot be read."""
+    rows = None
+    if _is_small(file):
+        try:
+            rows = _recent.rows(file.path, columns, among)
+        except (OSError, pa.ArrowException):
+            return None
+    return read([file.path], list(columns), where=[*_equal(among)]) if rows is None else rows
+
+
+def _equal(among: Mapping[str, str]) -> Iterator[_Condition]:
+    return ((name, "==", value) for name, value in among.items())
 
 
 def _of(rows: pa.Table, is_wanted: pa.ChunkedArray) -> pa.Table:

@@ -90,8 +90,12 @@ class RecentFiles:
         return file
 
 
+_GROUP_BYTES = 300
+"""The memory of the indexes of one group, besides their numbers."""
+
+
 def _nbytes(file: _FileRows | None) -> int:
-    return 0 if file is None else file.rows.nbytes
+    return 0 if file is None else file.rows.nbytes + 8 * file.rows.num_rows + _GROUP_BYTES * len(file.indexes)
 
 
 def _read(path: Path, columns: Sequence[str]) -> pa.Table | None:

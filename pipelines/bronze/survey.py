@@ -199,16 +199,15 @@ def by_batch(
     spark: SparkSession, bronze_table: tables.TableRef, of: registry.Namespace, span: BatchRange
 ) -> EventsByBatch | None:
     """The events of a collection by batch; None where this process cannot read all files of the span."""
-    files = batch_rows.here(spark, bronze_table, span, {"db": of.db, "collection": of.collection})
+    among = {"db": of.db, "collection": of.collection}
+    files = batch_rows.here(spark, bronze_table, span, among)
     size_bytes = batch_rows.bytes_of(files, ["before", "after", "updateDescription"])
     if not files or size_bytes is None:
         return None
     batch_counts: Counter[int] = Counter()
     row_count = 0
     for file in files:  # One by one: a long span has many rows.
-        rows = batch_rows.read(
-            [file.path], list(OF_EVENTS), where=[("db", "==", of.db), ("collection", "==", of.collection)]
-        )
+        rows = batch_rows.of_file(file, OF_EVENTS, among)
         if rows is None:
             return None
         batch_counts.update(rows["batch"].filter(are_events(rows, of)).to_pylist())

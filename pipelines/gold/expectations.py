@@ -70,7 +70,9 @@ def read(settings: Settings) -> tuple[suites.Suite, ...]:
     folder = Path(settings.gold.expectations)
     if not os.path.isdir(folder):
         hint = "it must contain one YAML or JSON file per table"
-        raise errors.SettingsError(errors.Problem("gold.expectations", f"there is no folder {folder}", hint))
+        raise errors.SettingsError(
+            errors.Problem("gold.expectations", f"there is no folder {folder}, or it cannot be looked into", hint)
+        )
     problems: list[errors.Problem] = []
     by_table: dict[str, suites.Suite] = {}
     for path in settings_file.below(folder, *ENDINGS):

@@ -143,7 +143,11 @@ def files(settings: Settings) -> ModelFiles:
     folder = Path(settings.gold.models)
     if not os.path.isdir(folder):
         raise errors.SettingsError(
-            errors.Problem("gold.models", f"there is no folder {folder}", "it must contain one .sql file per model")
+            errors.Problem(
+                "gold.models",
+                f"there is no folder {folder}, or it cannot be looked into",
+                "it must contain one .sql file per model",
+            )
         )
     problems: list[errors.Problem] = []
     models: list[sql_model.Model] = []
@@ -274,12 +278,14 @@ def run(
                 model.names
             ):  # nothing is made from a model that failed, or from one that was skipped for it
                 failed_names.add(model.name)
+                counter.add(tables=1)
                 continue
             try:
                 verdict = run_.verdict(model)
                 if verdict is not None and verdict.is_refused:
                     failed_names.add(model.name)
                     results.append(ModelResult(model.name, "failed", 0, None, 0.0))
+                    counter.add(tables=1)
                     continue
                 results.append(run_.made(model))
             except Exception as error:

@@ -116,10 +116,8 @@ def translated(error: driver.PyMongoError, what: str) -> BaseException:
             )
         # AtlasError
         case 8000:
-            return errors.AccessRefused(
-                f"{what}: Atlas refused it (error 8000: {first_line(error)}); check user name, password and privileges"
-                f"{WHAT_TO_GRANT}"
-            )
+            advice = "" if _is_of_the_tier(error) else f"; check user name, password and privileges{WHAT_TO_GRANT}"
+            return errors.AccessRefused(f"{what}: Atlas refused it (error 8000: {first_line(error)}){advice}")
         # $changeStream on a standalone server
         case 40573:
             return errors.SourceUnsuitable(
@@ -212,6 +210,10 @@ def translating_read(what: str) -> Iterator[None]:
     try:
         with translating(what):
             yield
+    except errors.AccessRefused as error:
+        if not _is_of_the_tier(error.__cause__):
+            raise
+        raise ReadRefused("the server refuses to read it (error 8000: not allowed in this Atlas tier)") from error
     except driver.OperationFailure as error:
         if error.code == AHEAD_OF_THE_SERVER:
             raise SnapshotExpired from error
@@ -225,9 +227,23 @@ def translating_opening() -> Iterator[None]:
     try:
         with translating(what):
             yield
+    except errors.AccessRefused as error:
+        if error.__cause__ is None or not _is_of_the_tier(error.__cause__):
+            raise
+        raise _stream_refused(what, error.__cause__) from error
     except (driver.OperationFailure, driver.InvalidName) as error:
-        message = f"{what}: it is refused: {first_line(error)}; check source.cursor.pipeline and source.capture.target"
-        raise errors.SourceUnsuitable(message) from error
+        raise _stream_refused(what, error) from error
+
+
+def _stream_refused(what: str, error: BaseException) -> errors.SourceUnsuitable:
+    return errors.SourceUnsuitable(
+        f"{what}: it is refused: {first_line(error)}; check source.cursor.pipeline and source.capture.target"
+    )
+
+
+def _is_of_the_tier(error: BaseException | None) -> bool:
+    """Whether Atlas does not offer this, as `$where`, to a small cluster, whoever asks."""
+    return getattr(error, "code", None) == ATLAS_REFUSED and "atlas tier" in str(error).lower()
 
 
 def code_of(error: driver.OperationFailure) -> str:

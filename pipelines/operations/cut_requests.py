@@ -61,7 +61,7 @@ SERVING, ASKED, TAKEN, MADE, FAILED, WITHDRAWN = "serving", "asked", "taken", "m
 
 LOOK_SECONDS = 0.5
 TAKE_SECONDS = 60.0
-"""How long a running pipeline may take to accept a request after its next poll, one every `signal.poll.interval.ms`."""
+"""How long a running pipeline may take to accept a request: it looks every `signal.poll.interval.ms`, and at least four times in this."""
 SAY_SECONDS = 43_200.0
 """How often a pipeline writes `serving` again: old rows of ops expire while it runs."""
 
@@ -123,8 +123,7 @@ def _asked(spark: SparkSession, settings: Settings, *, as_of: str, stop: threadi
     id_ = uuid.uuid4().hex
     _record(spark, settings, ASKED, id_, as_of=as_of)
     log.info("%s: asking the running pipeline for the cut", settings.name)
-    take_seconds = TAKE_SECONDS + settings.source.signal_poll_interval_ms / 1000
-    until = time.monotonic() + take_seconds
+    until = time.monotonic() + TAKE_SECONDS
     taken_row: Mapping[str, Any] | None = None
     while not stop.wait(LOOK_SECONDS):
         # Check this before reading the rows: a pipeline that ends right after the cut has written `made` by then.
@@ -143,7 +142,7 @@ def _asked(spark: SparkSession, settings: Settings, *, as_of: str, stop: threadi
             return _withdrawn(spark, settings, id_, end_message)
         taken_row = states.get(TAKEN)
         if taken_row is None and time.monotonic() > until:
-            busy_message = f"the pipeline that runs did not take the request up in {take_seconds:.0f} s; try again"
+            busy_message = f"the pipeline that runs did not take the request up in {TAKE_SECONDS:.0f} s; try again"
             return _withdrawn(spark, settings, id_, busy_message)
     return _withdrawn(spark, settings, id_, "stopped before the cut was made")
 
@@ -173,7 +172,8 @@ class _RequestOutcome:
 
 def serve(spark: SparkSession, settings: Settings, make: Callable[[str], cut.Cut], *, stop: threading.Event) -> int:
     """Make requested cuts until `stop` is set; returns how many. Errors go to the client; only `SparkLost` is raised."""
-    pause, cuts_made, last_version = settings.source.signal_poll_interval_ms / 1000, 0, -1
+    # Also where signals are hardly ever polled: the command that asks waits.
+    pause, cuts_made, last_version = min(settings.source.signal_poll_interval_ms / 1000, TAKE_SECONDS / 4), 0, -1
     serving_at: float | None = None
     last_warning = ""
     # Kept until they are written: the client waits as long as this process lives.

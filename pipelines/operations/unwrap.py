@@ -96,12 +96,12 @@ def _of_connector(connector: Mapping[str, object]) -> Mapping[str, object]:
     aliases = unwrap_options.aliases(properties)
     types = {alias: str(properties.get(f"transforms.{alias}.type", _SMT_NAMES[0])) for alias in aliases}
     smt_aliases = [alias for alias, type_ in types.items() if type_.endswith(_SMT_NAMES)]
-    if not smt_aliases:
-        return {} if aliases or "connector.class" in properties else properties
     starts = [f"transforms.{alias}." for alias in smt_aliases]
-    return {
+    options = {
         name.removeprefix(start): value for start in starts for name, value in properties.items() if name.startswith(start)
     }
+    has_transforms = any(name.startswith("transforms.") and name.count(".") > 1 for name in properties)
+    return options if options or has_transforms or "connector.class" in properties else properties
 
 
 def _written(

@@ -114,7 +114,8 @@ def below(folder: str | Path, *endings: str) -> list[Path]:
             folders.clear()
             continue
         seen.add(real)
-        folders[:] = [name for name in folders if not name.startswith(".")]
+        # The root of a volume has `lost+found`, which only root may read.
+        folders[:] = [name for name in folders if not name.startswith(".") and name != "lost+found"]
         # A folder with such a name is a mistake, which whoever reads it reports.
         paths += (Path(place, name) for name in (*folders, *names) if not name.startswith(".") and name.endswith(endings))
     return sorted(paths)

@@ -216,9 +216,11 @@ def log_file() -> Path:
 
 
 def lacks_local_folder() -> bool:
-    """Whether this process's Spark has ended for want of a folder in `spark.local.dir`, which only its log says."""
+    """Whether this process's Spark has ended for want of a folder in `spark.local.dir`, which only its log says; not on a full disk, which
+    is temporary."""
     log = log_file()
-    return log.exists() and "Failed to create any local dir" in log.read_text(errors="replace")
+    text = log.read_text(errors="replace") if log.exists() else ""
+    return "Failed to create any local dir" in text and "No space left" not in text
 
 
 def is_installed() -> bool:

@@ -110,16 +110,16 @@ def work_progress(*, is_service: bool = False) -> Callable[[WorkProgress], None]
 
 def _show_work(now: WorkProgress) -> None:
     for line in _SHOWN:
-        line.update(Text(work_line(now)))
+        # A service then waits, maybe for hours.
+        line.update(Text(work_line(now) if now.tables < now.all_tables else now.work))
 
 
 def _work_log() -> Callable[[WorkProgress], None]:
-    last_at = -math.inf
+    last_at: dict[str, float] = {}
 
     def hear(now: WorkProgress) -> None:
-        nonlocal last_at
-        if now.seconds > SHORT_SECONDS and time.monotonic() >= last_at + LOG_EVERY_SECONDS:
-            last_at = time.monotonic()
+        if now.seconds > SHORT_SECONDS and time.monotonic() >= last_at.get(now.work, -math.inf) + LOG_EVERY_SECONDS:
+            last_at[now.work] = time.monotonic()
             logging.getLogger(f"pipelines.{now.work}").info("progress: %s", work_line(now))
 
     return hear
@@ -168,7 +168,7 @@ def work_line(now: WorkProgress) -> str:
     line = f"{now.work}: {now.tables:,} of {now.all_tables:,} tables"
     if now.all_events:
         line += f", {now.events:,} of {now.all_events:,} events"
-    if now.events and now.seconds:
+    if now.events and now.seconds and now.tables < now.all_tables:
         rate = now.events / now.seconds
         line += f", {rate:,.0f}/s, {units.duration((now.all_events - now.events) / rate)} left"
     return line

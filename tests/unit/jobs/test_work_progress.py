@@ -51,6 +51,8 @@ def test_the_line_has_a_rate_where_events_are_counted() -> None:
     assert live_lines.work_line(WorkProgress("gold", 3, 3000, 0, 0, 9.0)) == "gold: 3 of 3,000 tables"
     line = live_lines.work_line(WorkProgress("silver", 3, 3000, 1000, 61_000, 10.0))
     assert line == "silver: 3 of 3,000 tables, 1,000 of 61,000 events, 100/s, 10 min left"
+    # One collection failed.
+    assert live_lines.work_line(WorkProgress("silver", 3, 3, 100, 300, 9.0)) == "silver: 3 of 3 tables, 100 of 300 events"
 
 
 def test_without_a_terminal_long_work_is_logged(caplog: pytest.LogCaptureFixture) -> None:
@@ -61,6 +63,7 @@ def test_without_a_terminal_long_work_is_logged(caplog: pytest.LogCaptureFixture
     assert not caplog.records
     for tables in (1, 2):
         hear(WorkProgress("silver", tables, 3, 0, 0, 60.0))
+        hear(WorkProgress("gold", tables, 3, 0, 0, 60.0))
     assert [(each.name, each.getMessage()) for each in caplog.records] == [
-        ("pipelines.silver", "progress: silver: 1 of 3 tables")
+        (f"pipelines.{work}", f"progress: {work}: 1 of 3 tables") for work in ("silver", "gold")
     ]

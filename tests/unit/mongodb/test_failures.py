@@ -47,6 +47,18 @@ def test_a_refusal_by_atlas_is_no_bug() -> None:
     assert not failures.is_about_an_event(error)
 
 
+def test_what_a_small_cluster_of_atlas_does_not_offer_is_no_missing_privilege() -> None:
+    """A filter of a snapshot fails its collection alone, and a stage of the stream is named."""
+    error = driver.OperationFailure("$where is not allowed in this atlas tier", 8000)
+    with pytest.raises(failures.ReadRefused, match="8000"), failures.translating_read("reading"):
+        raise error
+    with pytest.raises(errors.SourceUnsuitable, match=r"check source\.cursor\.pipeline"), failures.translating_opening():
+        raise error
+    assert "check user name" not in str(failures.translated(error, "reading"))
+    with pytest.raises(errors.AccessRefused, match="check user name"), failures.translating_read("reading"):
+        raise driver.OperationFailure("user is not allowed to do action [find]", 8000)
+
+
 def test_a_filter_that_atlas_does_not_take_is_a_refused_one() -> None:
     """A signal with it is refused, and does not end the capture; a missing privilege of other servers does."""
 

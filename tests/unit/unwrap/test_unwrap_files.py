@@ -211,6 +211,7 @@ def test_a_file_that_cannot_be_opened_is_named(tmp_path: pathlib.Path, options: 
             True,
         ),
         ({"connector.class": "x", "mongodb.connection.string": "y"}, False),
+        ({"transforms": "u", "connector.class": "x"}, False),
     ],
 )
 def test_options_may_be_a_whole_connector(tmp_path: pathlib.Path, written: Any, flat: bool) -> None:
@@ -230,7 +231,12 @@ def test_a_byte_order_mark_is_no_part_of_a_line(tmp_path: pathlib.Path, options:
 
 @pytest.mark.parametrize(
     ("written", "message"),
-    [("[]", "a JSON object with the options"), ("{", "not JSON"), ('{"flaten.struct": "true"}', "flatten.struct")],
+    [
+        ("[]", "a JSON object with the options"),
+        ("{", "not JSON"),
+        ('{"flaten.struct": "true"}', "flatten.struct"),
+        ('{"transforms": "u", "array.encoding": "document"}', "transforms: there is no such option"),
+    ],
 )
 def test_wrong_options_are_refused_with_their_file(tmp_path: pathlib.Path, written: str, message: str) -> None:
     """Nothing is read or written."""
