@@ -3,6 +3,7 @@
 flat     a dozen short fields
 nested   1 KB: ObjectIds, dates, int64, decimals, nested documents, an array of eight documents
 wide     300 fields, one in twenty missing
+sparse   thirty values, of them 25 of 900 names in a nested document, like the attributes of a shop's articles
 mixed    deep, with one value in twenty of another type than the others at its path
 """
 
@@ -98,6 +99,23 @@ def wide(rng: random.Random) -> dict[str, Any]:
     return {f"field_{number}": kinds[number % len(kinds)](rng) for number in range(300) if rng.random() < 0.95}
 
 
+def sparse(rng: random.Random) -> dict[str, Any]:
+    """A document with a few of many attributes."""
+    kinds: list[Callable[[random.Random], Any]] = [
+        lambda rng: rng.randrange(1000),
+        lambda rng: rng.random(),
+        lambda rng: _letters(rng, 12),
+    ]
+    names = sorted(rng.sample(range(900), 25))
+    return {
+        "name": _letters(rng, 12),
+        "price": _decimal(rng),
+        "since": _date(rng),
+        "attributes": {f"attribute_{number}": kinds[number % len(kinds)](rng) for number in names},
+        "stock": rng.randrange(100),
+    }
+
+
 def mixed(rng: random.Random) -> dict[str, Any]:
     """A deep document with some values of unexpected types."""
 
@@ -122,5 +140,6 @@ SHAPES: Mapping[str, Callable[[random.Random], dict[str, Any]]] = {
     "flat": flat,
     "nested": nested,
     "wide": wide,
+    "sparse": sparse,
     "mixed": mixed,
 }

@@ -88,6 +88,11 @@ class DocumentTyper:
         return self._decoder
 
 
+def row_bytes(schema: DocumentSchema) -> int:
+    """The bytes of a typed row of which all values are null."""
+    return len(evolution.leaf_paths(schema.fields, ())) * _COLUMN_BYTES
+
+
 def _is_large(schema: DocumentSchema, texts: pa.Array) -> bool:
     """Whether the rows of these texts take more than `MANY_BYTES`, were all values null."""
-    return len(texts) * len(evolution.leaf_paths(schema.fields, ())) * _COLUMN_BYTES > MANY_BYTES
+    return len(texts) * row_bytes(schema) > MANY_BYTES

@@ -28,7 +28,7 @@ from pipelines import helper_processes
 from pipelines.bronze import batch_rows, collection_events, quarantine_table, registry, survey
 from pipelines.delta import file_statistics, live_files, table_schema, upsert
 from pipelines.delta import tables as delta
-from pipelines.schema import batch_evolution
+from pipelines.schema import batch_evolution, document_typer
 from pipelines.silver import batch as batches
 from pipelines.silver import deletes, evolve, in_process_fold, reduction
 from pipelines.silver.collection import CollectionWork, SilverCollection
@@ -69,8 +69,9 @@ def ranges(collection: SilverCollection, work: CollectionWork) -> Sequence[Batch
     if counts is None:
         return None
     searched_rows = file_statistics.count_between(live.files(), upsert.KEY, work.counts.first_key, work.counts.last_key)
-    # A partial update counts with the size of the document that it is folded onto.
-    row_bytes = _row_bytes(live) if collection.keeps_document else 0
+    # A partial update counts with the size of the document that it is folded onto, a short document with all of the table's columns.
+    folded_bytes = _row_bytes(live) if collection.keeps_document else 0
+    row_bytes = max(folded_bytes, document_typer.row_bytes(collection.schema.schema))
     most = collection.options.max_batch_events
     return collection_events.portions(counts, work.span, most=most, row_bytes=row_bytes, looked_through=searched_rows)
 

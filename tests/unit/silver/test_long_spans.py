@@ -40,6 +40,24 @@ def test_the_size_of_an_event_is_also_that_of_its_changes(hop: Hop) -> None:
     assert counts is not None and counts.row_bytes > 1000
 
 
+def test_short_documents_of_a_wide_table_are_applied_in_short_ranges(hop: Hop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each row has all of the columns: of nine hundred, a hundred thousand rows took a gigabyte, and of a thousand they went to Spark."""
+    monkeypatch.setattr(in_process, "SERVICE_EVENTS", 2)
+    monkeypatch.setattr(collection_events, "PORTION_BYTES", 8000)
+    names = [f"f{number}" for number in range(500)]
+    hop.append((0, bson.encode({"_id": 0, **dict.fromkeys(names, 1)})))
+    for key in range(1, 9):
+        hop.append((key, bson.encode({"_id": key})))
+    hop.silver()  # without columns yet, each document counts with its own size
+    before = len([*local_log.commits(Path(hop.silver_table.path or ""))])
+    for key in range(8):
+        hop.append((key, bson.encode({"_id": key})))
+    hop.silver()
+    commits = [*local_log.commits(Path(hop.silver_table.path or ""))][:-before]
+    positions = {commit.metadata.get("to") for commit in commits if commit.metadata} - {None}
+    assert positions >= {12, 15, 17}
+
+
 @pytest.mark.parametrize(
     ("bound", "positions"),
     [(("PORTION_EVENTS", 2), [3, 5, 7]), (("PORTION_BYTES", 1), [2, 3, 4, 5, 6, 7])],
