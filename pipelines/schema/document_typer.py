@@ -40,28 +40,29 @@ class DocumentTyper:
         reserved: frozenset[str],
         keeps_first: bool = False,
     ) -> tuple[list[batch_evolution.Evolution], pa.StructArray] | None:
-        """The changes of the documents to the schema, and the rows of `texts`; None where some documents are unreadable, or may be, where
-        the first ones cannot give a first schema (`batch_evolution.start_here`), or where the rows are larger than `MANY_BYTES`.
+        """The changes of the documents to the schema, and the rows of `texts`; None where some documents are unreadable, or may be, or where
+        the rows are larger than `MANY_BYTES`.
 
-        Where the schema that the first documents give does not cover all `texts`, the schema is evolved by each of `batches`, one after the
-        other. These have the columns of `looks.LocalDocuments`: texts, and their places in the order. With `keeps_first` the first documents
-        count as a batch before them.
+        Where the first documents cannot give a first schema (`batch_evolution.start_here`), or the one that they give does not cover all
+        `texts`, the schema is evolved by each of `batches`, one after the other. These have the columns of `looks.LocalDocuments`: texts, and
+        their places in the order. With `keeps_first` the first documents count as a batch before them, if they give a schema.
         """
         options, pins = self.options.unwrap, self.options.pins
         first: batch_evolution.Evolution | None = batch_evolution.unchanged(current, pins)
         if len(batches) == 1:
             documents = map(table_schema.as_array, batches[0].columns)
             first = batch_evolution.start_here(*documents, current=current, options=options, pins=pins, reserved=reserved)
-        if first is None or _is_large(first.schema, texts):
+        first_schema = current if first is None else first.schema
+        if _is_large(first_schema, texts):
             return None
         # Without fields there is nothing to type by: each document would take the exact path, and be new.
-        typed_texts = decoder_processes.typed(self._by(first.schema), texts) if first.schema.fields else None
+        typed_texts = decoder_processes.typed(self._by(first_schema), texts) if first_schema.fields else None
         if typed_texts is not None and pc.any(typed_texts.refused).as_py():
             return None
-        evolutions = [first]
+        evolutions = [] if first is None else [first]
         if typed_texts is None or pc.any(typed_texts.new).as_py():
             # From all documents of a batch: fields that look like columns in the first ones may be keys of a map.
-            evolutions = [first] if keeps_first else []
+            evolutions = [first] if keeps_first and first is not None else []
             for batch in batches:
                 evolution = batch_evolution.evolve(
                     looks.LocalDocuments(*map(table_schema.as_array, batch.columns)),
@@ -69,12 +70,12 @@ class DocumentTyper:
                     options=options,
                     pins=pins,
                     reserved=reserved,
-                    beginning=first.beginning,
+                    beginning=None if first is None else first.beginning,
                 )
                 evolutions.append(evolution)
             if _is_large(evolutions[-1].schema, texts):
                 return None
-            if typed_texts is None or evolutions[-1].schema.fields != first.schema.fields:
+            if typed_texts is None or evolutions[-1].schema.fields != first_schema.fields:
                 typed_texts = decoder_processes.typed(self._by(evolutions[-1].schema), texts)
                 if pc.any(typed_texts.refused).as_py():
                     return None

@@ -163,6 +163,35 @@ def test_both_ways_give_the_same(
     assert by_process["gold"] >= 3
 
 
+@pytest.mark.parametrize("names", [150, 1100], ids=["struct", "map"])
+def test_names_that_may_be_data_give_the_same_first_schema(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by_process: dict[str, int], names: int
+) -> None:
+    """The first documents do not tell whether a nested document is used as a map: all of the batch do, in this process as in Spark."""
+    monkeypatch.setattr(looks, "BEGINNING", 20)
+    draws = random.Random(names)
+
+    def attributes() -> dict[str, Any]:
+        kinds = (1, 2.5, "a")
+        return {f"a{number}": kinds[number % 3] for number in sorted(draws.sample(range(names), 100))}
+
+    documents = [{"_id": key, "attributes": attributes(), "n": key} for key in range(60)]
+    ways = [Hop(spark, pipeline(tmp_path / way)) for way in ("few", "steps")]
+    for hop in ways:
+        hop.bronze.append(
+            {"t": [{"op": "c", "key": each["_id"], "at": 10 + each["_id"], "after": each} for each in documents]}
+        )
+        with monkeypatch.context() as patch:
+            if hop is ways[1]:
+                patch.setattr(collection_events, "ONE_RUN_EVENTS", -1)
+            hop.silver()
+    (types, rows), (expected_types, expected) = (content(hop, "silver") for hop in ways)
+    assert types == expected_types and rows == expected
+    assert types["attributes"].startswith("map<" if names > 1000 else "struct<")
+    noted = [oracle.read(hop.layout.ops("schemas").path or "").drop("batch").to_pylist() for hop in ways]
+    assert noted[0] == noted[1] and by_process["silver"] == 1
+
+
 @pytest.mark.parametrize("mode", [DeleteMode.TOMBSTONE, DeleteMode.REWRITE])
 def test_events_without_documents_mark_what_sql_marks(spark: SparkSession, mode: DeleteMode) -> None:
     """For any documents, updates without documents, and deletes of a key, the written row equals that of the reduction by Spark."""
