@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 from pyspark.sql import SparkSession
 
-Item = TypeVar("Item")
-Outcome = TypeVar("Outcome")
+from pipelines.spark.parallel import Item, Outcome
 
 
 @dataclass(frozen=True)
@@ -42,7 +40,7 @@ class WorkCounter:
         if tables:
             self.add()
 
-    def add(self, *, tables: int = 0, events: int = 0) -> None:
+    def add(self, events: int = 0, *, tables: int = 0) -> None:
         """Count what was done since the last call."""
         with self._lock:
             self._tables += tables
@@ -52,9 +50,12 @@ class WorkCounter:
             if self._hear is not None:
                 self._hear(now)
 
-    def add_events(self, events: int) -> None:
-        """`add` for a callback."""
-        self.add(events=events)
+    def each(self, items: Sequence[Item]) -> Iterator[Item]:
+        """The items, one table each, counted when the next one is asked for."""
+        self.begin(len(items))
+        for item in items:
+            yield item
+            self.add(tables=1)
 
     def counting(self, act: Callable[[SparkSession, Item], Outcome]) -> Callable[[SparkSession, Item], Outcome]:
         """A function that calls `act` and counts one more table, also after an error."""

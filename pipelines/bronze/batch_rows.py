@@ -159,7 +159,7 @@ def _matching(
 
     part_bytes: list[int] = []
 
-    def of_file(file: local_log.AddedFile) -> list[pa.Table]:
+    def parts_of(file: local_log.AddedFile) -> list[pa.Table]:
         parts: list[pa.Table] = []
         for part_rows in _parts(file, columns, among, size_bytes):
             part_bytes.append(part_rows.nbytes)
@@ -171,9 +171,9 @@ def _matching(
     try:
         if sum(not _is_small(file) for file in files) > 1:  # One column takes nearly all of the time: files in parallel.
             with ThreadPoolExecutor(_READERS, thread_name_prefix="medallion-read") as pool:
-                all_parts = [*itertools.chain.from_iterable(pool.map(of_file, files))]
+                all_parts = [*itertools.chain.from_iterable(pool.map(parts_of, files))]
         else:
-            all_parts = [*itertools.chain.from_iterable(map(of_file, files))]
+            all_parts = [*itertools.chain.from_iterable(map(parts_of, files))]
     except (OSError, pa.ArrowException):
         return None
     if sum(part_bytes) > size_bytes:

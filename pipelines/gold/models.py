@@ -268,24 +268,20 @@ def run(
     inputs = ModelInputs(spark, delta.layout(settings.lakehouse), dict(pinned or {}), settings.name)
     verdicts, switched = {} if judged is None else judged, set() if switched is None else switched
     run_ = _ModelsRun(spark, inputs, audit, take_over, is_anew, verdicts, switched, settings.gold.deletion_vectors)
-    counter = WorkCounter("models", progress)
-    counter.begin(len(order.models))
     try:
-        for model in order.models:
+        for model in WorkCounter("models", progress).each(order.models):
             if stop is not None and stop.is_set():
                 break
             if failed_names & set(
                 model.names
             ):  # nothing is made from a model that failed, or from one that was skipped for it
                 failed_names.add(model.name)
-                counter.add(tables=1)
                 continue
             try:
                 verdict = run_.verdict(model)
                 if verdict is not None and verdict.is_refused:
                     failed_names.add(model.name)
                     results.append(ModelResult(model.name, "failed", 0, None, 0.0))
-                    counter.add(tables=1)
                     continue
                 results.append(run_.made(model))
             except Exception as error:
@@ -297,7 +293,6 @@ def run(
                 failures.append(failure)
                 failed_names.add(model.name)
                 results.append(ModelResult(model.name, "failed", 0, None, 0.0))
-            counter.add(tables=1)
     finally:
         inputs.close()
     if failures:

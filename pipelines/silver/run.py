@@ -118,11 +118,10 @@ def run(
     """Apply every event that bronze holds at the start, up to the batch `to` if it is given; without `once`, continue until `stop` is set.
 
     If bronze has no new events, it waits for `bronze_news`, at most `pause_seconds`; `news` wakes those that wait for silver's commits.
-    `progress` hears how far a round is.
-    `sessions` makes a session with its own settings for each thread; without it collections are applied one by one. A killed run leaves
-    each table at its own position, and the next run continues from there. A collection that fails is logged and the others continue. Its
-    error is raised at the end, or when all have failed (`errors.together` for several): `TableOwned`, `LeaseHeld`, `OwnershipLost` and
-    `CommitConflict` among them. A refused run has committed nothing.
+    `sessions` makes a session with its own settings for each thread; without it collections are applied one by one. `progress` hears how
+    far a round is. A killed run leaves each table at its own position, and the next run continues from there. A collection that fails is
+    logged and the others continue. Its error is raised at the end, or when all have failed (`errors.together` for several): `TableOwned`,
+    `LeaseHeld`, `OwnershipLost` and `CommitConflict` among them. A refused run has committed nothing.
     """
     stop_event = stop or threading.Event()
     pool, counter = parallel.Pool(spark, sessions), WorkCounter("silver", progress)
@@ -331,8 +330,9 @@ class _SilverRun:
             # Each range with an unreadable event reads all of these files, and adds some.
             collection.held_files = maintenance.compact_facts(spark, collection.quarantine, collection.held_files)
         seconds = self._turn_seconds(collection)
-        hear = self.counter.add_events
-        progress = ranges.apply(collection, work, stop=self.stop, seconds=seconds, is_alone=self.is_alone, hear=hear)
+        progress = ranges.apply(
+            collection, work, stop=self.stop, seconds=seconds, is_alone=self.is_alone, hear=self.counter.add
+        )
         positions[namespace] = position = progress.position
         # After the commit, in commits of its own: compaction changes no row.
         maintenance.compact(collection.writer)

@@ -107,10 +107,8 @@ def run(
         run_ = _VerifyRun.begin(spark, settings, options, connection, client, stop)
         namespaces = run_.chosen()
         results, failures = [], run_.failures
-        counter = WorkCounter("verify", progress)
-        counter.begin(len(namespaces))
         with sparks.cancelling(spark, stop):
-            for namespace in namespaces:
+            for namespace in WorkCounter("verify", progress).each(namespaces):
                 try:
                     result = run_.compared(namespace)
                     if stop.is_set():
@@ -124,7 +122,6 @@ def run(
                     failures.note(str(namespace), error)
                     if isinstance(error, errors.SourceUnreachable):  # the others would wait for it in vain
                         break
-                counter.add(tables=1)
     why = "stopped; start it again" if stop.is_set() else "not reached, because the source did not answer; try again"
     unreached = {*map(str, namespaces)} - {each.collection for each in results} - {*failures.by_name}
     failures.by_name.update((name, errors.Temporary(f"verifying {name}: {why}")) for name in sorted(unreached))

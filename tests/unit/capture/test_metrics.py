@@ -9,6 +9,7 @@ import socket
 import struct
 import threading
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -240,44 +241,51 @@ def test_what_somebody_else_shows_at_the_port_is_not_the_captures(monkeypatch: p
         assert metrics.scrape("shop", port=port, address="127.0.0.1")["medallion_restarts"] == 0
 
 
-def test_an_answer_without_an_end_is_not_read_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another program at the port, which sends for as long as somebody reads, held up status for ever."""
-    monkeypatch.setattr(metrics, "MOST_BYTES", 1000)
-    is_left = threading.Event()
+@contextlib.contextmanager
+def another_program(speak: Callable[[socket.socket], None]) -> Iterator[int]:
+    """The port of a program that begins an answer, and continues it with `speak` until nobody reads it any more."""
     with socket.create_server(("127.0.0.1", 0)) as other:
 
-        def speak() -> None:
+        def answer() -> None:
             connection = other.accept()[0]
             with connection, contextlib.suppress(OSError):
                 connection.recv(1000)
                 connection.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
-                for _ in range(1000):
-                    connection.sendall(b"# and so on\n" * 10_000)
-                return
+                speak(connection)
+
+        threading.Thread(target=answer, daemon=True).start()
+        yield other.getsockname()[1]
+
+
+def test_an_answer_without_an_end_is_not_read_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another program at the port, which sends for as long as somebody reads, held up status for ever."""
+    monkeypatch.setattr(metrics, "MOST_BYTES", 1000)
+    is_left = threading.Event()
+
+    def speak(connection: socket.socket) -> None:
+        try:
+            for _ in range(1000):
+                connection.sendall(b"# and so on\n" * 10_000)
+        except OSError:
             is_left.set()
 
-        threading.Thread(target=speak, daemon=True).start()
-        assert metrics.scrape("shop", port=other.getsockname()[1], address="127.0.0.1") == {}
+    with another_program(speak) as port:
+        assert metrics.scrape("shop", port=port, address="127.0.0.1") == {}
         assert is_left.wait(10)
 
 
 def test_an_answer_that_drips_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each of its bytes comes in time, and status waited for the last one."""
     monkeypatch.setattr(metrics, "PATIENCE", 0.3)
-    with socket.create_server(("127.0.0.1", 0)) as other:
 
-        def speak() -> None:
-            connection = other.accept()[0]
-            with connection, contextlib.suppress(OSError):
-                connection.recv(1000)
-                connection.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
-                for _ in range(100):
-                    connection.sendall(b"#")
-                    time.sleep(0.1)
+    def speak(connection: socket.socket) -> None:
+        for _ in range(100):
+            connection.sendall(b"#")
+            time.sleep(0.1)
 
-        threading.Thread(target=speak, daemon=True).start()
+    with another_program(speak) as port:
         started = time.monotonic()
-        assert metrics.scrape("shop", port=other.getsockname()[1], address="127.0.0.1") == {}
+        assert metrics.scrape("shop", port=port, address="127.0.0.1") == {}
         assert time.monotonic() - started < 5
 
 

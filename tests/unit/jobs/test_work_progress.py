@@ -46,6 +46,17 @@ def test_a_table_that_fails_counts_too() -> None:
     assert heard[-1].tables == 1
 
 
+def test_items_count_however_their_turn_ends() -> None:
+    """Also one that is passed over; not one at which the work was stopped."""
+    heard: list[WorkProgress] = []
+    for item in WorkCounter("models", heard.append).each(["made", "skipped", "stopped"]):
+        if item == "skipped":
+            continue
+        if item == "stopped":
+            break
+    assert [(each.tables, each.all_tables) for each in heard] == [(0, 3), (1, 3), (2, 3)]
+
+
 def test_the_line_has_a_rate_where_events_are_counted() -> None:
     """Gold does not know beforehand how many rows it will write."""
     assert live_lines.work_line(WorkProgress("gold", 3, 3000, 0, 0, 9.0)) == "gold: 3 of 3,000 tables"
