@@ -76,7 +76,7 @@ def join(
     current_naming = schema.naming if schema.fields or naming is None else naming
     if naming is not None:
         current_naming = replace(current_naming, reserved=naming.reserved)
-    joining = _Join(pins or {}, current_naming, _Room(MAX_COLUMNS - _leaves(schema.struct)))
+    joining = _Join(pins or {}, current_naming, _Room(MAX_COLUMNS - leaf_count(schema.struct)))
     fields = joining.fields(schema.fields, shape, (), depth=0, limit=MAX_COLUMNS)
     columns = columns_of(schema.columns, fields, current_naming, shape=shape)
     if current_naming.flatten:
@@ -96,14 +96,15 @@ class _Room:
     left: int
 
 
-def _leaves(type_: ColumnType) -> int:
+def leaf_count(type_: ColumnType) -> int:
+    """The number of scalar columns in a type, of which a table may have `MAX_COLUMNS`."""
     match type_:
         case Struct(fields):
-            return sum(_leaves(field.type) for field in fields)
+            return sum(leaf_count(field.type) for field in fields)
         case Array(element):
-            return _leaves(element)
+            return leaf_count(element)
         case Map(value):
-            return _leaves(value)
+            return leaf_count(value)
         case _:
             return len(PARTS.get(type_, "1"))
 
@@ -169,9 +170,9 @@ class _Join:
         # The contents of a struct, an array or a map are already counted.
         if type_ is None or isinstance(type_, (Struct, Array, Map)):
             return type_
-        if _leaves(type_) > self.room.left:
+        if leaf_count(type_) > self.room.left:
             return None
-        self.room.left -= _leaves(type_)
+        self.room.left -= leaf_count(type_)
         return type_
 
     def _fresh(self, shape: Shape, path: tuple[str, ...], *, depth: int) -> ColumnType | None:

@@ -77,6 +77,11 @@ def decoder_of(schema_json: str, pins: tuple[tuple[tuple[str, ...], Pin], ...]) 
     return decoding.Decoder(DocumentSchema.from_json(schema_json), dict(pins))
 
 
+def decoder_of_plan(plan: Plan) -> decoding.Decoder:
+    """A process's decoder for a plan; only one thread may use it at a time."""
+    return decoder_of(plan.schema.to_json(), tuple(plan.pins.items()))
+
+
 # --- inspecting documents -------------------------------------------------------------------------------------
 
 INFERENCE_DDL = "inference STRING"
@@ -124,7 +129,7 @@ def is_new(plan: Plan, texts: pa.Array) -> tuple[pa.BooleanArray, pa.BooleanArra
     """Which documents the plan's schema may not hold (false positives are possible), and which texts are not strictly
     valid JSON.
     """
-    typed_texts = decoder_of(plan.schema.to_json(), tuple(plan.pins.items())).typed(texts)
+    typed_texts = decoder_of_plan(plan).typed(texts)
     return typed_texts.new, typed_texts.refused
 
 

@@ -6,8 +6,9 @@ infers from the first of them, and then only from those that still add something
 
 from __future__ import annotations
 
+import functools
 import itertools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
@@ -16,7 +17,7 @@ from cdc_core.properties import unwrap as unwrap_options
 from cdc_core.schema import document_schema
 from cdc_core.schema import names as column_names
 from cdc_core.schema.document_schema import DocumentSchema
-from cdc_core.schema.evolution import Change, join
+from cdc_core.schema.evolution import MAX_COLUMNS, Change, join, leaf_count
 from cdc_core.schema.pins import Pins
 from cdc_core.schema.shape import Shape
 from cdc_core.typed import plan as typed
@@ -71,17 +72,20 @@ def evolve(
     addition to those of the engine.
     """
     pins, naming = pins or {}, _naming(options or unwrap_options.UnwrapOptions(), reserved)
+    joined = functools.partial(join, current, pins=pins, naming=naming)
     sight, known_schema = beginning or typed.Inference(), current
     if beginning is None and not current.fields:
         sight = documents.first(typed.Plan(replace(current, naming=naming)))
     if sight.shape.kinds:
-        known_schema, _ = join(current, sight.shape, pins=pins, naming=naming)
+        known_schema, _ = joined(sight.shape)
+    if _is_of_columns(sight):
+        sight, known_schema = _in_order(documents, sight, known_schema, joined, pins)
     count = looks.BEGINNING
     first_look = look = documents.new(typed.Plan(known_schema, pins), also, most=count if _is_of_columns(sight) else None)
     # Where very many documents show something new, most show the same: infer from the first of them, then from those that show more.
     while look.is_cut:
         longer_sight = sight.with_other(documents.first_new(typed.Plan(known_schema, pins), count))
-        wider_schema, _ = join(current, longer_sight.shape, pins=pins, naming=naming)
+        wider_schema, _ = joined(longer_sight.shape)
         count *= 4
         is_narrower = wider_schema != known_schema and _is_of_columns(longer_sight)
         if is_narrower:
@@ -89,9 +93,31 @@ def evolve(
         look = documents.new(typed.Plan(known_schema, pins), {}, most=count if is_narrower else None)
     # Documents that were not inferred from come later, and cannot change the types that the first documents determined.
     shape = look.with_other(sight).shape
-    schema, changes = join(current, shape, pins=pins, naming=naming)
+    schema, changes = joined(shape)
     counts = dict(zip(also, itertools.chain(first_look.also, itertools.repeat(0))))
     return Evolution(schema, changes, typed.Plan(schema, pins), first_look.refused, first_look.low, counts)
+
+
+def _in_order(
+    documents: looks.Documents,
+    sight: typed.Inference,
+    known_schema: DocumentSchema,
+    joined: Callable[[Shape], tuple[DocumentSchema, tuple[Change, ...]]],
+    pins: Pins,
+) -> tuple[typed.Inference, DocumentSchema]:
+    """The inference and the schema after the documents, read in their order: each is decoded by the schema of those before it.
+
+    Both are the given ones where documents cannot be read in order, or where all of them are needed: one may be used as a map, or the
+    columns are more than a table can have.
+    """
+    longer_sight, wider_schema = sight, known_schema
+    while (next_look := documents.next_new(typed.Plan(wider_schema, pins))) is not None:
+        longer_sight = longer_sight.with_other(next_look)
+        wider_schema, _ = joined(longer_sight.shape)
+        if not _is_of_columns(longer_sight) or leaf_count(wider_schema.struct) >= MAX_COLUMNS:
+            documents.start_over()
+            return sight, known_schema
+    return longer_sight, wider_schema
 
 
 def begun(

@@ -56,11 +56,11 @@ class DocumentTyper:
         if _is_large(first_schema, texts):
             return None
         # Without fields there is nothing to type by: each document would take the exact path, and be new.
-        typed_texts = decoder_processes.typed(self._by(first_schema), texts) if first_schema.fields else None
+        typed_texts = decoder_processes.typed_if_known(self._by(first_schema), texts) if first_schema.fields else None
         if typed_texts is not None and pc.any(typed_texts.refused).as_py():
             return None
         evolutions = [] if first is None else [first]
-        if typed_texts is None or pc.any(typed_texts.new).as_py():
+        if typed_texts is None:
             # From all documents of a batch: fields that look like columns in the first ones may be keys of a map.
             evolutions = [first] if keeps_first and first is not None else []
             for batch in batches:
@@ -75,10 +75,9 @@ class DocumentTyper:
                 evolutions.append(evolution)
             if _is_large(evolutions[-1].schema, texts):
                 return None
-            if typed_texts is None or evolutions[-1].schema.fields != first_schema.fields:
-                typed_texts = decoder_processes.typed(self._by(evolutions[-1].schema), texts)
-                if pc.any(typed_texts.refused).as_py():
-                    return None
+            typed_texts = decoder_processes.typed(self._by(evolutions[-1].schema), texts)
+            if pc.any(typed_texts.refused).as_py():
+                return None
         is_unreadable = pc.struct_field(typed_texts.rows, "unreadable")
         return None if pc.any(is_unreadable).as_py() else (evolutions, typed_texts.rows)
 

@@ -18,6 +18,7 @@ import xxhash
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
+from cdc_core.schema import evolution
 from cdc_core.schema.shape import Shape
 from cdc_core.typed import decoding
 from cdc_core.typed import plan as typed
@@ -28,6 +29,12 @@ them are inferred from before the others."""
 
 FEW = 100
 """The size of a sample from all parts of a batch: where it shows nothing new, the other documents seldom do."""
+
+_DECODER_BYTES = 200
+"""The bytes of documents whose inference takes as long as one column of a new decoder."""
+
+_PART = 20
+"""How many times those bytes are decoded at once: if a field begins in a part, all documents after it in the part take the exact path."""
 
 
 class Documents(Protocol):
@@ -45,6 +52,15 @@ class Documents(Protocol):
 
     def first_new(self, plan: typed.Plan, count: int) -> typed.Inference:
         """The inference from the first `count` documents that the plan's schema does not cover, after `new` was cut with the same plan."""
+
+    def next_new(self, plan: typed.Plan) -> typed.Inference | None:
+        """The inference from the next documents in order that the plan's schema does not cover; None after the last ones.
+
+        Afterwards `new` looks at those alone. The plan of each call must hold what the calls before have inferred.
+        """
+
+    def start_over(self) -> None:
+        """Look at all documents again, as if `next_new` had not been called."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +82,12 @@ class SparkDocuments:
     def first_new(self, plan: typed.Plan, count: int) -> typed.Inference:
         marks = self._given(self.df).mapInArrow(typed.new_marks(plan), "mark STRING")
         return self._look(_up_to(self.df, _MARK, last=_last(marks, "mark", count)), plan)
+
+    def next_new(self, plan: typed.Plan) -> typed.Inference | None:
+        return None  # each look is a query
+
+    def start_over(self) -> None:
+        """There is nothing to take back."""
 
     def _beginning(self) -> DataFrame:
         """About the first `BEGINNING` rows: all up to a mark. Sorts by place first, and computes digests of few rows."""
@@ -113,8 +135,13 @@ class LocalDocuments:
     """Documents of this process: texts with their `places` in the order."""
 
     def __init__(self, texts: pa.Array, places: pa.Array) -> None:
-        self._left = pa.RecordBatch.from_arrays([texts, places], names=["text", "place"])
-        """The documents that the schema may not cover."""
+        self._all = self._left = pa.RecordBatch.from_arrays([texts, places], names=["text", "place"])
+        """`_left`: the documents that the schema may not cover."""
+        self._ordered: pa.RecordBatch | None = None
+        self._next = 0
+        """The position in `_ordered` of the next document that `next_new` looks at."""
+        self._refused = 0
+        """The number of texts among the others that are not strictly valid JSON."""
 
     def first(self, plan: typed.Plan) -> typed.Inference:
         batch = _beginning(self._left, BEGINNING)
@@ -135,22 +162,56 @@ class LocalDocuments:
 
     def new(self, plan: typed.Plan, also: Mapping[str, str], *, most: int | None) -> typed.Inference:
         assert not also
-        low = _low(self._left)
+        low = _low(self._all)
         with _LOOKING:
             is_new, is_refused = typed.is_new(plan, self._left["text"])
+        refused_count = self._refused + is_refused.true_count
         self._left = self._left.filter(is_new)
         if most is not None and self._left.num_rows > most:
-            return typed.Inference(low=low, refused=is_refused.true_count, is_cut=True)
-        return typed.Inference(_shape(self._left, plan), low, is_refused.true_count)
+            return typed.Inference(low=low, refused=refused_count, is_cut=True)
+        return typed.Inference(_shape(self._left, plan), low, refused_count)
 
     def first_new(self, plan: typed.Plan, count: int) -> typed.Inference:
         return typed.Inference(_shape(_beginning(self._left, count), plan))
+
+    def next_new(self, plan: typed.Plan) -> typed.Inference | None:
+        if self._ordered is None:
+            self._ordered, self._left = _in_order(self._left), self._left.slice(0, 0)
+        texts, new_rows, new_bytes = self._ordered["text"], [], 0
+        # Inferring from documents by a decoder that does not know them costs no more than the next decoder.
+        enough_bytes = _DECODER_BYTES * evolution.leaf_count(plan.schema.struct)
+        most_rows = max(1, _PART * enough_bytes * len(texts) // max(1, texts.nbytes))
+        with _LOOKING, decoding.without_collector():
+            decoder = typed.decoder_of_plan(plan)
+            while self._next < len(texts) and new_bytes <= enough_bytes:
+                rows = self._ordered.slice(self._next, min(most_rows, decoder.portion(texts)))
+                self._next += rows.num_rows
+                typed_texts = decoder.part(rows["text"])
+                if typed_texts.new.true_count:
+                    new_rows.append(rows.filter(typed_texts.new))
+                    new_bytes += new_rows[-1]["text"].nbytes
+                self._refused += pc.and_not(typed_texts.refused, typed_texts.new).true_count
+        if not new_rows:
+            return None
+        self._left = pa.concat_batches([self._left, *new_rows])
+        return typed.Inference(_shape(pa.concat_batches(new_rows), plan))
+
+    def start_over(self) -> None:
+        self._left, self._ordered, self._next, self._refused = self._all, None, 0, 0
 
 
 _LOOKING = threading.Lock()
 """Collections with the same schema share their plan's decoder, which only one thread may use at a time."""
 
 _SEED = 42
+
+
+def _in_order(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The documents by their marks."""
+    places = batch["place"]
+    if not places.null_count and pc.all(pc.less(places[:-1], places[1:])).as_py():
+        return batch
+    return batch.take(pc.sort_indices(_marks(batch)))
 
 
 def _beginning(batch: pa.RecordBatch, count: int) -> pa.RecordBatch:

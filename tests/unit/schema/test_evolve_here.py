@@ -15,8 +15,10 @@ import pytest
 
 from cdc_core.properties.unwrap import UnwrapOptions, parse
 from cdc_core.schema import document_schema
+from cdc_core.schema import evolution as schema_evolution
 from cdc_core.settings.parse import CollectionSettings
 from cdc_core.typed import plan
+from cdc_core.typed.decoding import Decoder
 from pipelines.schema import batch_evolution, decoder_processes, looks
 from pipelines.schema.document_typer import DocumentTyper
 
@@ -144,7 +146,7 @@ def test_the_first_of_many_new_documents_tell_what_all_do(seed: int, monkeypatch
         "pins": {},
         "reserved": frozenset(),
     }
-    schema = document_schema.EMPTY
+    schema, next_new = document_schema.EMPTY, looks.LocalDocuments.next_new
     for count in (200, 300):
         texts = drifting(chance, count)
         # As in changes, and as in a chunk of a snapshot, whose events share their place.
@@ -152,15 +154,23 @@ def test_the_first_of_many_new_documents_tell_what_all_do(seed: int, monkeypatch
         order = chance.sample(range(count), count)
         given = pa.array([texts[at] for at in order], pa.string()), pa.array([places[at] for at in order])
         found = []
-        for beginning in (chance.choice([3, 10, 40]), 1_000_000):
+        # In order, by the schema of those before; in larger and larger samples, as Spark does; and all of them.
+        for is_in_order, beginning in (
+            (True, 10),
+            (True, 1_000_000),
+            (False, chance.choice([3, 10, 40])),
+            (False, 1_000_000),
+        ):
             monkeypatch.setattr(looks, "BEGINNING", beginning)
             monkeypatch.setattr(looks, "FEW", chance.choice([1, 5, 100]))
+            monkeypatch.setattr(looks, "_DECODER_BYTES", chance.choice([0, 1, 200]))
+            monkeypatch.setattr(looks.LocalDocuments, "next_new", next_new if is_in_order else lambda self, plan: None)
             begun = batch_evolution.start_here(*given, current=schema, **settings)
             first = None if begun is None else begun.beginning
             evolved = batch_evolution.evolve(looks.LocalDocuments(*given), current=schema, beginning=first, **settings)
             found.append((evolved.schema, evolved.changes, evolved.refused, evolved.seen_at))
-        assert found[0] == found[1]
-        schema = found[1][0]
+        assert found[0] == found[1] == found[2] == found[3]
+        schema = found[3][0]
 
 
 def test_a_field_that_is_new_in_all_documents_is_looked_for_in_few(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,7 +179,37 @@ def test_a_field_that_is_new_in_all_documents_is_looked_for_in_few(monkeypatch: 
     looked_into, shape = [], plan.shape
     monkeypatch.setattr(plan, "shape", lambda *given: looked_into.append(len(given[0])) or shape(*given))
     assert "late" in evolution(texts, current).schema.struct.by_name
-    assert sum(looked_into) == looks.BEGINNING
+    assert sum(looked_into) < looks.FEW
+
+
+def test_fields_that_begin_one_after_the_other_leave_few_documents_to_the_exact_path(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Years of a collection in one batch: each document from the first with a new field on has it."""
+    texts = [json.dumps({"_id": n, **{f"f{at}": n for at in range(n // 1500 + 1)}}) for n in range(9000)]
+    places = pa.array([f"{n:024x}" for n in range(len(texts))])
+    exact_documents, change = [], Decoder._change
+    monkeypatch.setattr(Decoder, "_change", lambda self, given: exact_documents.extend(given) or change(self, given))
+    batch = pa.table([pa.array(texts), places], names=["after", "sequence"])
+    result = DocumentTyper(CollectionSettings()).typed(
+        batch["after"].combine_chunks(), [batch], current=document_schema.EMPTY, reserved=frozenset()
+    )
+    assert result is not None and result[1].field("document").field("f5").null_count == 7500
+    assert len(exact_documents) < 2000  # all documents several times, if they were looked at in larger and larger samples
+
+
+def test_more_columns_than_a_table_can_have_are_given_as_if_all_documents_were_read_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A nested document that grows late takes the columns before a field that begins earlier, wherever the documents are cut."""
+    for owner in (schema_evolution, batch_evolution):
+        monkeypatch.setattr(owner, "MAX_COLUMNS", 5)
+    monkeypatch.setattr(looks, "BEGINNING", 1)
+    monkeypatch.setattr(looks, "_DECODER_BYTES", 0)
+    texts = ['{"_id": 1, "deep": {"a": 1}}', '{"b": 1}', '{"c": 1, "d": 1}', '{"deep": {"e": 1, "f": 1, "g": 1}}']
+    found = evolution(texts, document_schema.EMPTY).schema
+    monkeypatch.setattr(looks.LocalDocuments, "next_new", lambda self, plan: None)
+    assert found == evolution(texts, document_schema.EMPTY).schema
 
 
 def test_so_many_fields_that_they_may_be_data_are_all_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
