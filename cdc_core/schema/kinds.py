@@ -71,7 +71,7 @@ WRAPPERS: Mapping[str, Kind] = {
 }
 """The key of each Extended JSON wrapper; users' keys with these names are escaped."""
 
-_INT32 = range(-(2**31), 2**31)
+INT32_RANGE = range(-(2**31), 2**31)
 
 
 def kind(value: Any) -> Kind:
@@ -81,7 +81,7 @@ def kind(value: Any) -> Kind:
     if isinstance(value, bool):
         return Kind.BOOLEAN
     if isinstance(value, int):
-        return Kind.INT32 if value in _INT32 else Kind.INT64
+        return Kind.INT32 if value in INT32_RANGE else Kind.INT64
     if isinstance(value, float):
         return Kind.DOUBLE
     if value is None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import NoneType
 from typing import Any
 
 from cdc_core.extended_json import wrappers
-from cdc_core.schema.kinds import NOTHING, Kind, kind
+from cdc_core.schema.kinds import INT32_RANGE, NOTHING, Kind, kind
 
 
 @dataclass
@@ -64,8 +65,8 @@ class Shape:
     def _see_elements(self, value: Sequence[Any], mark: str, places: Iterator[int]) -> bool:
         if self.element is None:
             self.element = Shape()
-        # A list again: all elements must be seen.
-        seen_elements = [self.element.see(item, mark, places) for item in value if item is not None]
+        # A list again: all of these must be seen.
+        seen_elements = [self.element.see(item, mark, places) for item in _distinct(value)]
         return any(seen_elements)
 
     def _field(self, name: str) -> Shape:
@@ -91,6 +92,20 @@ class Shape:
         # Deterministic although partitions merge in any order: of two fields that get one column name, the later is
         # renamed.
         return sorted(self.fields.items(), key=lambda item: (item[1].first is None, item[1].first, item[0]))
+
+
+_PLAIN = {str, bool, int, float, NoneType}
+
+
+def _distinct(elements: Sequence[Any]) -> list[Any]:
+    """The elements that may show different things, without nulls: of thousands of numbers, one of each kind."""
+    types = {*map(type, elements)}
+    if not types <= _PLAIN:
+        return [item for item in elements if item is not None]
+    distinct = [next(item for item in elements if type(item) is each) for each in types.difference((int, NoneType))]
+    if int in types:
+        distinct += {item in INT32_RANGE: item for item in elements if type(item) is int}.values()
+    return distinct
 
 
 def observe(parsed_document: Any, *, mark: str = "") -> Shape:

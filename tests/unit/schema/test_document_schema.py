@@ -50,6 +50,21 @@ def together(documents: list[Any], **named: Any) -> document_schema.DocumentSche
     return evolution.join(document_schema.EMPTY, shape, **named)[0]
 
 
+PLAIN = st.none() | st.booleans() | st.text(max_size=1) | st.sampled_from([0, 1, -(2**31), 2**31 - 1, 2**31, -(2**40), 1.5])
+
+
+@hypothesis.given(st.lists(st.lists(PLAIN, max_size=6) | PLAIN, max_size=6))
+def test_elements_of_one_kind_show_the_same_once(elements: list[Any]) -> None:
+    """Also where numbers of both sizes and other values are mixed."""
+    each = Shape()
+    for item in elements:
+        each.see([item], "")
+    seen = observe(elements).element or Shape()
+    expected = each.element or Shape()
+    assert seen.kinds == expected.kinds
+    assert (seen.element or Shape()).kinds == (expected.element or Shape()).kinds
+
+
 @pytest.mark.parametrize("case", DOCUMENTS, ids=[case["case"] for case in DOCUMENTS])
 def test_documents_become_rows(case: dict[str, Any]) -> None:
     """Each case's documents, joined one by one, give its columns and its rows."""
