@@ -97,9 +97,9 @@ def _ends(type_: ColumnType, count: int) -> range:
 def _below(type_: ColumnType, name: str, numbers_fields: bool) -> Iterator[tuple[str | int, ColumnType]]:
     match type_:
         case Struct():
-            field = type_.by_name.get(name) or (type_.by_name.get(f"_{name}") if numbers_fields else None)
-            if field is not None:
-                yield field.name, field.type
+            # The value may be of a document or of an array that is laid out as one.
+            names = (name, f"_{name}") if numbers_fields and name.isdecimal() else (name,)
+            yield from ((each, type_.by_name[each].type) for each in names if each in type_.by_name)
         case Array(inner) if name.isdecimal():
             yield ELEMENT, inner
         case Map(inner):

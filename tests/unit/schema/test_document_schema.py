@@ -15,6 +15,7 @@ import pytest
 
 from cdc_core import errors
 from cdc_core.extended_json import wrappers
+from cdc_core.properties.unwrap import ArrayEncoding, FieldValues
 from cdc_core.schema import cast, column_types, document_schema, evolution, kinds, retype
 from cdc_core.schema import names as column_names
 from cdc_core.schema.column_types import Array, Decimal, Map, Scalar
@@ -452,6 +453,17 @@ def test_retyping_flattened_documents_takes_their_columns_together() -> None:
     assert table_ddl(after) == "`d` INT, `a` STRING"
     assert cast.row(documents[0], after) == ({"d": 1, "a": '{"b":1,"c":1}'}, {})
     assert evolution.differences(schema, after) == changes
+
+
+def test_an_element_is_retyped_beside_a_field_that_is_called_like_its_index() -> None:
+    """With `array.encoding: document` the path `a.0` leads to the field `0` of a document, and to the first element of an array."""
+    naming = column_names.ColumnNaming(values=FieldValues(ArrayEncoding.DOCUMENT))
+    documents = [{"a": {"0": "x", "b": 1}}, {"a": [1]}, {"a": ["y"]}, {"a": [{"$oid": "64b7f0000000000000000001"}]}]
+    schema = joined(documents, naming=naming)
+    assert table_ddl(schema) == "`a` STRUCT<`0`: STRING, `b`: INT, `_0`: INT>"
+    after, _ = retype.with_wider_types(schema, conflicts(schema, documents))
+    assert table_ddl(after) == "`a` STRUCT<`0`: STRING, `b`: INT, `_0`: STRING>"
+    assert all(cast.row(document, after)[1] == {} for document in documents)
 
 
 def test_differences_name_each_field_once() -> None:
