@@ -78,6 +78,16 @@ NAMES = [
     "m",
     "0",
     "a#2",
+    "$$numberLong",
+    "$$code",
+    "_0",
+    "e\u0301",
+    "\u212a",
+    "k",
+    "n" * 300,
+    "f0",
+    "\u2028",
+    ".",
 ]
 TYPES: list[column_types.ColumnType] = [
     *column_types.Scalar,
