@@ -302,23 +302,23 @@ def _silver(reader: SectionReader, content: object, source: Source) -> SilverSet
     default_section = reader.section("silver.defaults", section.get("defaults"))
     collection_sections = reader.section("silver.collections", section.get("collections"))
     defaults = _collection(reader, "silver.defaults", default_section, {})
-    collections = {
-        namespace: _collection(
-            reader,
-            f"silver.collections.{namespace}",
-            default_section,
-            reader.section(f"silver.collections.{namespace}", options),
-        )
+    own_sections = {
+        namespace: reader.section(f"silver.collections.{namespace}", options)
         for namespace, options in collection_sections.items()
+    }
+    collections = {
+        namespace: _collection(reader, f"silver.collections.{namespace}", default_section, own_section)
+        for namespace, own_section in own_sections.items()
     }
     _check_namespaces(reader, collections, source)
     has_partial_updates = not source.capture_mode.has_full_updates
-    for path, collection in [
-        ("silver.defaults", defaults),
-        *((f"silver.collections.{name}", collections[name]) for name in collection_sections),
-    ]:
-        own_names = collection_sections.get(path.removeprefix("silver.collections."), {"keep.document"})
-        if {"keep.document", "history"} & {*own_names} and collection.keep_document is False and has_partial_updates:
+    written = {
+        f"silver.collections.{namespace}": collections[namespace]
+        for namespace, own_section in own_sections.items()
+        if {"keep.document", "history"} & own_section.keys()
+    }
+    for path, collection in {"silver.defaults": defaults, **written}.items():
+        if collection.keep_document is False and has_partial_updates:
             updates = f"updates of capture.mode: {source.capture_mode.value}"
             reader.warnings.append(
                 f"{path}.keep.document: {updates} are not applied without it, and make their rows incomplete"

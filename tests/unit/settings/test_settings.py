@@ -238,6 +238,19 @@ def test_a_collections_key_without_a_value_is_not_set() -> None:
     assert len(problems(silver={**mistaken, "collections": nulls})) == 2
 
 
+def test_a_collection_without_keys_is_like_any_other() -> None:
+    """`shop.none:` alone sets nothing, as `silver:` does; another value is reported with the section's path."""
+    own = {"shop.none": None, "silver.defaults": {}}
+    found = parsed(
+        silver={"defaults": {"keep.document": False}, "collections": own}, source={"capture.mode": "change_streams"}
+    )
+    assert found.silver.for_collection("shop.none") == found.silver.defaults
+    assert [each.partition(":")[0] for each in found.warnings] == ["silver.defaults.keep.document"]
+    expected = "silver.collections.shop.none: a mapping is expected, found"
+    for value, kind in ((True, "true"), (3, "3"), ("x", "a text"), ([{}], "a list")):
+        assert problems(silver={"collections": {"shop.none": value}}) == [f"{expected} {kind}"]
+
+
 @pytest.mark.parametrize(
     ("own", "mode", "adjustment"),
     [
