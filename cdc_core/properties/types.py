@@ -75,6 +75,7 @@ class Text:
     def read(self, value: object) -> str:
         if isinstance(value, str) and "${" in value:
             raise InvalidValue(f"{self.expected} without a reference")
+        _refuse_null(value, self.expected)
         if isinstance(value, str) and value.strip():
             return value.strip()
         if isinstance(value, (int, float)) and not isinstance(value, bool):
@@ -244,6 +245,7 @@ class Referable:
     def read(self, value: object) -> Reference:
         if not isinstance(value, str) or not value.strip():
             raise InvalidValue(self.expected)
+        _refuse_null(value, self.expected)
         reference = Reference(value.strip())
         _check_references(reference)
         return reference
@@ -402,6 +404,12 @@ def login(address: str) -> str:
 def without_references(text: str) -> str:
     """The text without its references."""
     return _REFERENCE.sub("", text)
+
+
+def _refuse_null(value: object, expected: str) -> None:
+    # No path, host or login can have it: the system refuses the call.
+    if isinstance(value, str) and "\0" in value:
+        raise InvalidValue(f"{expected} without the character U+0000")
 
 
 def _refuse_reference(name: str, expected: str) -> None:

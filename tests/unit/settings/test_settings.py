@@ -58,6 +58,22 @@ def test_a_prefix_may_be_the_empty_one() -> None:
     assert found == settings.Lakehouse(catalog="main")
 
 
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {"lakehouse": {"root": "a\0b"}},
+        {"lakehouse": {"root": "${env:HOME}/\0"}},
+        {"gold": {"models": "a\0b"}},
+        {"source": {"metrics.address": "\0"}},
+        {"source": {"mongodb.connection.string": "mongodb://a\0b"}},
+    ],
+)
+def test_a_text_has_no_null_character(sections: dict[str, Any]) -> None:
+    """YAML and JSON can write it, and the system raises an error of its own for a path or a host with it."""
+    (problem,) = problems(**sections)
+    assert "without the character U+0000 is expected" in problem
+
+
 def test_a_store_is_named_with_its_credentials_as_references() -> None:
     """Hadoop's settings of the store are read. A literal credential is refused, and not shown."""
     loaded = parsed(lakehouse={"root": "s3a://b/lake", "store": STORE})
