@@ -81,11 +81,13 @@ def extracted(event: Json, *, options: UnwrapOptions) -> ExtractedRecord | Uncha
     if state is None and options.delete_tombstone_handling_mode.drops_delete:
         return DROPPED
     displaced: dict[str, str] = {}
-    document = record_fields.joined(_fields(change, state, identity, options, displaced), displaced)
+    document = None
+    # Nothing is added to a record without document fields: a delete, or an update whose fields are all excluded.
+    if state or options.delete_tombstone_handling_mode.rewrites_delete:
+        document = record_fields.joined(_fields(change, state, identity, options, displaced), displaced)
     key = _key(change, identity, options)
-    return ExtractedRecord(
-        change.collection, key, document or None, added_fields.added_headers(change, options), displaced, state is None
-    )
+    headers = added_fields.added_headers(change, options)
+    return ExtractedRecord(change.collection, key, document, headers, displaced, state is None)
 
 
 def _tombstone(change: ChangeEvent, options: UnwrapOptions) -> ExtractedRecord | DroppedRecord:
@@ -193,11 +195,8 @@ def _fields(
     options: UnwrapOptions,
     displaced: dict[str, str],
 ) -> Iterator[record_fields.RecordField]:
-    """The fields of the document, then `__deleted`, `_id` and `add.fields`; none for a delete that is not rewritten."""
+    """The fields of the document, then `__deleted`, `_id` and `add.fields`."""
     mode = options.delete_tombstone_handling_mode
-    # Nothing is added to a record without document fields: a delete, or an update whose fields are all excluded.
-    if not state and not mode.rewrites_delete:
-        return
     document = _before(change) if state is None else state
     yield from record_fields.document_fields(document, options, displaced, flat=options.flatten_struct)
     if mode.adds_deleted:

@@ -408,6 +408,13 @@ def test_empty_documents_have_no_value() -> None:
     ]
 
 
+def test_a_document_of_empty_documents_is_no_delete() -> None:
+    """Flattened, nothing of it remains. Its value is an empty record, as in the SMT, and not null."""
+    assert values([event({"_id": {}, "a": {"b": {}}})], **{"flatten.struct": "true"}) == [{}]
+    assert values([partial({"a": {}}, key={})], **{"flatten.struct": "true"}) == [{}]
+    assert values([event({"a": {"$undefined": True}})]) == [{}]
+
+
 def test_deep_and_wide_documents_pass() -> None:
     """A hundred levels, and five thousand fields."""
     deep: Any = 1
