@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from cdc_core.extended_json import dialects as debezium_json
 from cdc_core.extended_json import wrappers
 from cdc_core.extended_json.dialects import EjsonValue
+from cdc_core.properties.unwrap import ArrayDocument
 from cdc_core.schema import cast, document_schema, evolution
 from cdc_core.schema.column_types import Array, ColumnType, Map, Scalar, Struct
 from cdc_core.schema.shape import observe
@@ -22,9 +23,11 @@ def document(value: Mapping[str, EjsonValue], type_: Struct, rescued: dict[str, 
     """The fields of a document that are not null; values that do not fit their type go to `rescued`, by dotted path."""
     types = {field.name: field.type for field in type_.fields}
     printed: dict[str, Json] = {}
-    for stored_name, item in value.items():
+    is_array = isinstance(value, ArrayDocument)
+    for index, (stored_name, item) in enumerate(value.items()):
         name = wrappers.unescape_key(stored_name)
-        field_path = f"{path}.{name}" if path else name
+        step = str(index) if is_array else name
+        field_path = f"{path}.{step}" if path else step
         result = _printed(item, types.get(name), field_path, rescued)
         if result is not None:
             printed[name] = result

@@ -10,7 +10,8 @@ import orjson
 from cdc_core.extended_json import dialects as debezium_json
 from cdc_core.extended_json import wrappers
 from cdc_core.extended_json.dialects import EjsonValue
-from cdc_core.properties.unwrap import FieldNameAdjustment, UnwrapOptions
+from cdc_core.properties.unwrap import ArrayDocument, FieldNameAdjustment, UnwrapOptions
+from cdc_core.schema import cast
 
 Document = dict[str, EjsonValue]
 
@@ -32,7 +33,7 @@ def joined(fields: Iterable[RecordField], displaced: dict[str, str]) -> Document
         if previous is not None and field.value is None:
             continue
         if previous is not None and previous.value is not None:
-            displaced[_free(previous.path, displaced)] = _text(previous.value)
+            displaced[_free(previous.path, displaced)] = cast.ejson(previous.value)
         fields_by_name[field.name] = field
     return {name: field.value for name, field in fields_by_name.items()}
 
@@ -56,12 +57,13 @@ def document_fields(
     path: tuple[str, ...] = (),
 ) -> Iterator[RecordField]:
     """The fields of a document under their new names; with `flat`, fields of sub-documents are flattened."""
-    for stored_name, value in document.items():
-        if _is_undefined(value):
+    is_array = isinstance(document, ArrayDocument)
+    for index, (stored_name, value) in enumerate(document.items()):
+        if _is_undefined(value) and not is_array:
             continue
         field_name = wrappers.unescape_key(stored_name)
         name = prefix + _name(field_name, options, flat=flat)
-        field_path = (*path, field_name)
+        field_path = (*path, str(index) if is_array else field_name)
         struct = _struct(value, options) if flat else None
         if struct is None:
             converted = None if _is_left_out(value, options) else record_value(value, field_path, options, displaced)
@@ -109,7 +111,8 @@ def record_value(value: EjsonValue, path: tuple[str, ...], options: UnwrapOption
         return None
     converted: EjsonValue = options.field_values.of(value)
     if debezium_json.is_document(converted):
-        return joined(document_fields(converted, options, displaced, flat=False, path=path), displaced)
+        fields = joined(document_fields(converted, options, displaced, flat=False, path=path), displaced)
+        return ArrayDocument(fields) if isinstance(converted, ArrayDocument) else fields
     if isinstance(converted, list):
         return [record_value(item, (*path, str(index)), options, displaced) for index, item in enumerate(converted)]
     return converted
