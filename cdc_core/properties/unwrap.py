@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -285,11 +285,13 @@ def _options(reader: _Reader) -> UnwrapOptions:
     return UnwrapOptions(
         field_values=FieldValues(reader.choice("array.encoding", tuple(ArrayEncoding), ArrayEncoding.ARRAY)),
         flatten_struct=reader.boolean("flatten.struct", False),
-        flatten_struct_delimiter=reader.text("flatten.struct.delimiter", "_"),
+        # Kafka Connect trims it, unlike the prefixes, which Debezium reads.
+        flatten_struct_delimiter=reader.text("flatten.struct.delimiter", "_").strip(),
         delete_tombstone_handling_mode=_delete_mode(reader),
         rewrite_with_id=reader.boolean("delete.tombstone.handling.mode.rewrite-with-id", False),
-        add_fields=_unique([*reader.added("add.fields", fields_prefix), *older_fields]),
-        add_headers=_unique([*reader.added("add.headers", headers_prefix), *older_header]),
+        add_fields=tuple(dict.fromkeys(_with_older(reader.added("add.fields", fields_prefix), older_fields))),
+        # A record repeats headers that are given more than once.
+        add_headers=_with_older(reader.added("add.headers", headers_prefix), older_header),
         field_names=FieldNames(_adjustment(reader)),
     )
 
@@ -321,12 +323,10 @@ def _adjustment(reader: _Reader) -> FieldNameAdjustment:
     return reader.choice("field.name.adjustment.mode", tuple(FieldNameAdjustment), older)
 
 
-def _unique(added: Iterable[AddedField]) -> tuple[AddedField, ...]:
-    """The fields without repeated names; the first field with a name wins."""
-    by_name: dict[str, AddedField] = {}
-    for field in added:
-        by_name.setdefault(field.name, field)
-    return tuple(by_name.values())
+def _with_older(added: Sequence[AddedField], older: Iterable[AddedField]) -> tuple[AddedField, ...]:
+    """The fields, with those of older options whose names are not among them."""
+    names = {field.name for field in added}
+    return (*added, *(field for field in older if field.name not in names))
 
 
 def _without_alias(options: Mapping[str, object]) -> dict[str, object]:

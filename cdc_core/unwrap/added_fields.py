@@ -51,15 +51,15 @@ def added_field(
 
 
 def _looked_up(change: ChangeEvent, added: AddedField) -> Json | _Missing:
-    """The field in its struct, else in the envelope; null if one of them may have it; else `_MISSING`."""
+    """The field in its struct, else in the envelope; null if one of them may have it, or the struct is null; else `_MISSING`."""
     envelope = change.envelope or {}
-    part = change.part(added.struct) if added.struct else envelope
-    if added.field in part:
-        return _without_default(added, part[added.field])
-    if added.field in envelope:
-        return _without_default(added, envelope[added.field])
-    is_known = added.field in _KNOWN_FIELDS.get(added.struct, frozenset()) or added.field in _KNOWN_FIELDS[""]
-    return None if is_known else _MISSING
+    if added.struct not in _KNOWN_FIELDS:
+        return _MISSING
+    if envelope.get(added.struct, {}) is not None:
+        for part in (change.part(added.struct) if added.struct else envelope, envelope):
+            if added.field in part:
+                return _without_default(added, part[added.field])
+    return None if added.field in _KNOWN_FIELDS[added.struct] | _KNOWN_FIELDS[""] else _MISSING
 
 
 def _without_default(added: AddedField, value: Json) -> Json:

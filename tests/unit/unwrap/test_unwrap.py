@@ -334,6 +334,29 @@ def test_fields_that_the_event_has_not_are_null_columns_and_no_headers() -> None
     }
 
 
+def test_a_field_is_looked_up_in_the_envelope_only_if_its_struct_is_there() -> None:
+    """A null struct gives nulls, as in the SMT. It raises for a struct that no event has, whose fields are missing here."""
+    options = {
+        "add.fields": "transaction.op,updateDescription.ts_ms,Source.ts_ms,op.ts_ms",
+        "add.headers": "transaction.op,updateDescription.ts_ms,Source.ts_ms,op.ts_ms",
+    }
+    names = ("__transaction_op", "__updateDescription_ts_ms", "__Source_ts_ms", "__op_ts_ms")
+    bare = event({"_id": 1}, ts_ms=7, transaction=None)
+    assert document(bare, **options) == {"_id": 1, **dict.fromkeys(names)}
+    assert rows([bare], **options)[0]["headers"] == [[name, None] for name in names[:2]]
+    whole = event({"_id": 1}, ts_ms=7, transaction={"id": "t"}, updateDescription={"updatedFields": "{}"})
+    added = {"__transaction_op": "u", "__updateDescription_ts_ms": 7}
+    assert rows([whole], **options)[0]["value"] == {"_id": 1, **added}
+    assert rows([whole], **options)[0]["headers"] == [list(header) for header in added.items()]
+
+
+def test_metadata_with_one_name_is_all_in_the_record() -> None:
+    """As headers it is repeated, as in the SMT, and of two fields the last has the name."""
+    [row] = rows([event({"_id": 1}, ts_ms=7)], **{"add.fields": "op:x,ts_ms:x", "add.headers": "op:x,ts_ms:x,op:x"})
+    assert row["value"] == {"_id": 1, "__x": 7, "__rescued": {"__x": '"u"'}}
+    assert row["headers"] == [["__x", "u"], ["__x", 7], ["__x", "u"]]
+
+
 def test_whole_structs_can_be_added() -> None:
     """The SMT fails for them; if documents are flattened, structs are too."""
     one = event({"_id": 1}, updateDescription={"removedFields": ["a"], "updatedFields": "{}"})
@@ -357,6 +380,20 @@ def test_the_events_of_a_collection_are_one_table() -> None:
         {"_id": 2, "v": 2.5},
         {"_id": 3, "__rescued": {"v": '{"a":1}'}},
         {"_id": 4, "v": 3.0},
+    ]
+
+
+def test_a_rescued_array_is_one_also_where_arrays_become_documents() -> None:
+    """Whether its column has another type, or another field took its name. Its elements have the paths of the event."""
+    undefined = {"$undefined": True}
+    of_columns = [event({"_id": 1, "v": 5, "w": [5, 5, 5]}), event({"v": [1, [], {"a": [2]}], "w": [undefined, 5, "x"]})]
+    assert values(of_columns, **{"array.encoding": "document"}) == [
+        {"_id": 1, "v": 5, "w": {"_0": 5, "_1": 5, "_2": 5}},
+        {"w": {"_1": 5}, "__rescued": {"v": '[1,[],{"a":[2]}]', "w.2": '"x"'}},
+    ]
+    of_names = event({"a-b": [1, [2], undefined], "a_b": 2, "v": [0, {"x-y": [3], "x_y": 4}]})
+    assert values([of_names], **{"array.encoding": "document", "field.name.adjustment.mode": "avro"}) == [
+        {"a_b": 2, "v": {"_0": 0, "_1": {"x_y": 4}}, "__rescued": {"a-b": "[1,[2],null]", "v.1.x-y": "[3]"}}
     ]
 
 

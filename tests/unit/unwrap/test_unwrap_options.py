@@ -118,6 +118,26 @@ def test_a_name_is_added_once() -> None:
     assert parsed.add_headers == (AddedField("", "op", "__op"),)
 
 
+def test_blanks_around_the_delimiter_do_not_count_but_those_of_a_prefix_do() -> None:
+    """As Kafka Connect and Debezium read them."""
+    parsed = unwrap_options.parse({"flatten.struct.delimiter": " - ", "add.fields.prefix": " x ", "add.fields": "op"})
+    assert (parsed.flatten_struct_delimiter, parsed.add_fields) == ("-", (AddedField("", "op", " x op"),))
+    assert unwrap_options.parse({"flatten.struct.delimiter": " "}).flatten_struct_delimiter == ""
+
+
+def test_two_fields_with_one_name_are_both_added() -> None:
+    """A record has each header as often as it is given; the current options go before the older ones."""
+    parsed = unwrap_options.parse({"add.fields": "op:x,ts_ms:x,op:x,ts_ms", "add.source.fields": "ts_ms,db"})
+    assert parsed.add_fields == (
+        AddedField("", "op", "__x"),
+        AddedField("", "ts_ms", "__x"),
+        AddedField("", "ts_ms", "__ts_ms"),
+        AddedField("source", "db", "__db"),
+    )
+    headers = unwrap_options.parse({"add.headers": "op:x,ts_ms:x,op:x"}).add_headers
+    assert headers == (AddedField("", "op", "__x"), AddedField("", "ts_ms", "__x"), AddedField("", "op", "__x"))
+
+
 def test_all_mistakes_are_refused_at_once() -> None:
     """Each problem names the option, the allowed values, and the nearest valid name."""
     assert problems(
