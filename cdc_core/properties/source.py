@@ -563,6 +563,7 @@ _SCHEMA = "it shapes Kafka Connect's schemas; column names follow silver's field
 _PEM = "Java key stores are not read; give PEM files: mongodb.ssl.ca.file, mongodb.ssl.certificate.key.file"
 _QUEUE = "events read ahead are bounded by bytes here: max.queue.size.in.bytes"
 _JAVA = "it names a Java class"
+_SERVERS = "the driver watches the servers: mongodb.heartbeat.frequency.ms"
 _RETIRED = "the connector itself no longer reads it; see errors.max.retries and errors.retry.delay.*"
 _METRICS = "it configures Java's metrics"
 _RELATIONAL = "it has no effect for MongoDB in the connector either"
@@ -618,10 +619,13 @@ FOREIGN: Mapping[str, str] = {
     "event.processing.failure.handling.mode": _BAD_EVENTS,
     "event.converting.failure.handling.mode": _BAD_EVENTS,
     "transaction.metadata.factory": _JAVA,
+    "sourceinfo.struct.maker": _JAVA,
+    "query.fetch.size": _RELATIONAL,
     "mongodb.authentication.class": "mechanisms are named in the connection string, as authMechanism",
     "mongodb.ssl.keystore*": _PEM,
     "mongodb.ssl.truststore*": _PEM,
-    "mongodb.poll.interval.ms": "the driver watches the servers: mongodb.heartbeat.frequency.ms",
+    "mongodb.poll.interval.ms": _SERVERS,
+    "mongodb.poll.interval.sec": _SERVERS,
     "mongodb.task.id": _KAFKA,
     "mongodb.hosts": "give the hosts in mongodb.connection.string",
     "mongodb.name": "the pipeline is named at the top of the file, by `name`",
