@@ -59,8 +59,8 @@ def _printed(value: EjsonValue, type_: ColumnType | None, path: str, rescued: di
                 for name, item in value.items()
             }
         case Array(element) if isinstance(value, list):
-            items = (_printed(item, element, f"{path}.{index}", rescued) for index, item in enumerate(value))
-            return [_ordered(item, element) for item in items]
+            items = [_printed(item, element, f"{path}.{index}", rescued) for index, item in enumerate(value)]
+            return _ordered(items, value) if isinstance(element, Struct) else items
         case Scalar.TIMESTAMP if (milliseconds := _milliseconds(value)) is not None:
             return milliseconds
         case _:
@@ -70,12 +70,11 @@ def _printed(value: EjsonValue, type_: ColumnType | None, path: str, rescued: di
             return _plain(cell)
 
 
-def _ordered(printed: Json, type_: ColumnType) -> Json:
-    """A document of an array, with its fields in the order of the array's element type."""
-    if not isinstance(printed, dict) or not isinstance(type_, Struct):
-        return printed
-    ordered_names = [field.name for field in type_.fields if field.name in printed]
-    return {**{name: printed[name] for name in ordered_names}, **printed}
+def _ordered(items: list[Json], values: list[EjsonValue]) -> list[Json]:
+    """The printed documents of an array, all with the fields in the order in which its documents first have them."""
+    documents = (value for value in values if debezium_json.is_document(value))
+    names = dict.fromkeys(wrappers.unescape_key(name) for document in documents for name in document)
+    return [{name: item[name] for name in names if name in item} if isinstance(item, dict) else item for item in items]
 
 
 def _without_type(value: EjsonValue, path: str, rescued: dict[str, str]) -> Json:

@@ -424,6 +424,15 @@ def test_empty_arrays_and_documents_are_there_without_a_type() -> None:
     ]
 
 
+def test_documents_of_an_array_have_their_fields_in_one_order() -> None:
+    """That in which the array first has them, as in the SMT, also for a field that is always empty or has no type."""
+    after = {"_id": 1, "v": [{"c": 1, "a": {}, "n": 2}, {"n": 3, "a": {}, "c": 4}, {"x": [], "c": 5}]}
+    [value] = values([event(after)])
+    assert [list(item) for item in value["v"]] == [["c", "a", "n"], ["c", "a", "n"], ["c", "x"]]
+    [_, value] = values([event({"_id": 2, "v": [{"n": 1, "c": 2}]}), event(after)])
+    assert [list(item) for item in value["v"]] == [["c", "a", "n"], ["c", "a", "n"], ["c", "x"]]
+
+
 def test_dates_of_any_year_are_milliseconds() -> None:
     """JSON can represent all of them, so none is rescued."""
     dates = [-(2**63), -62135596800000, 253402300800000, 2**63 - 1]
