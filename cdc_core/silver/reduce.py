@@ -250,7 +250,8 @@ def added(
 ) -> tuple[AddedColumn, ...]:
     """The columns of `add.fields` and then `add.headers`, each name once.
 
-    A field that neither its struct nor the envelope has is a null STRING; a whole struct is its JSON text. A name that
+    A field that neither its struct nor the envelope has is a null STRING, as is one of an unknown struct; one that only
+    the envelope has is null where the struct is null. A whole struct is its JSON text. A name that
     is used by a document's column (`documents`) or the engine gets `_2`, `_3`, …; a name that differs only in case from
     a column of `earlier` settings is spelled like it.
     """
@@ -267,6 +268,9 @@ def added(
 
 
 _STRUCTS = {name: bronze.SCHEMA.field(name).type for name in ("source", "transaction", "updateDescription")}
+_NULLABLE = ("transaction", "updateDescription")
+"""The structs that an event may lack."""
+
 _BARE = ("op", "ts_ms", "before", "after", "source", "transaction", "updateDescription")
 
 
@@ -275,8 +279,12 @@ def _added(field: unwrap_options.AddedField) -> AddedColumn:
     if struct is not None and struct.get_field_index(field.field) >= 0:
         type_ = arrow.spark_type(struct.field(field.field).type)
         return _rendered(field.name, type_, (field.struct, field.field))
-    if field.field in _BARE:
-        return _rendered(field.name, arrow.spark_type(bronze.SCHEMA.field(field.field).type), (field.field,))
+    if field.field in _BARE and (struct is not None or not field.struct):
+        column = _rendered(field.name, arrow.spark_type(bronze.SCHEMA.field(field.field).type), (field.field,))
+        if field.struct in _NULLABLE:
+            value = F.when(F.col(field.struct).isNotNull(), column.value)
+            return replace(column, value=value, path=None)
+        return column
     return AddedColumn(field.name, "STRING", F.lit(None).cast("string"), ())
 
 
