@@ -157,6 +157,18 @@ def widened(current: T.StructType, row_type: T.StructType) -> T.StructType:
     return T.StructType([T.StructField(field.name, _wider(field.dataType, types.get(field.name))) for field in current])
 
 
+def replacing(current: T.StructType, row_type: T.StructType) -> T.StructType:
+    """The columns of `current`, widened and with what they lack, for a table that gets new files for all of its rows."""
+    fields = fields_by_name(current)
+    columns = with_added(widened(current, row_type), row_type)
+    return T.StructType(
+        [
+            T.StructField(each.name, each.dataType, metadata=fields[each.name].metadata if each.name in fields else None)
+            for each in columns
+        ]
+    )
+
+
 def _wider(current: T.DataType, row_type: T.DataType | None) -> T.DataType:
     match current, row_type:
         case T.StructType(), T.StructType():

@@ -75,3 +75,10 @@ def added(file: data_file.ParquetFile, *, is_change: bool = True) -> dict[str, A
             "stats": file.stats,
         }
     }
+
+
+def removed(file: Mapping[str, Any], *, is_change: bool = True) -> dict[str, Any]:
+    """The action that removes a live file, given as its `add` action."""
+    fields = {name: file[name] for name in ("path", "partitionValues", "size", "deletionVector") if name in file}
+    details = {"deletionTimestamp": clock.now_ms(), "dataChange": is_change, "extendedFileMetadata": True}
+    return {"remove": fields | details}

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import json
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -243,6 +244,39 @@ class Writer(StatementCommits):
         with contextlib.suppress(upsert.NeedsMerge):
             return self._commit_file(
                 file, lambda fence: direct.replace(file, keys, live, schema, places, fence), CommitPosition(to, extra)
+            )
+        return None
+
+    def overwrite_arrow(
+        self,
+        parts: Iterable[pa.Table],
+        *,
+        columns: StructType,
+        to: object,
+        extra: Mapping[str, object] | None = None,
+        statistics: Sequence[str] = (),
+    ) -> int | None:
+        """Replace all rows by Arrow rows, and the table's columns by `columns`, as one fenced commit; the new version.
+
+        The rows come in parts, made from the version that `live` is at; `statistics` is as in `append_arrow`. Returns None as
+        `replace_arrow` does, and where another writer has committed since.
+        """
+        direct, live, schema_json = self.direct, self.live, columns.json()
+        if direct is None or live is None:
+            return None
+        read_version = live.version
+        try:
+            schema = table_schema.arrow_schema(json.loads(schema_json))
+            remaining = (rows for part in parts if (rows := table_schema.conformed(part, schema)).num_rows)
+            first = next(remaining, None)
+            file = None
+            if first is not None:
+                file = self._new_file(direct, itertools.chain([first], remaining), schema, statistics)
+        except table_schema.NotReadable:
+            return None
+        with contextlib.suppress(upsert.NeedsMerge):
+            return self._commit_file(
+                file, lambda fence: direct.overwrite(file, live, schema_json, read_version, fence), CommitPosition(to, extra)
             )
         return None
 

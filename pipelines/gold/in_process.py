@@ -6,6 +6,7 @@ For a collection without expectations, if this process can read the files of its
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -84,13 +85,20 @@ def merged(table: current.GoldTable, sources: SourceFiles, writer: Writer) -> in
         changes = _changes(table, sources)
         if changes is None or live.is_many(upsert.KEY, changes.keys):
             return None
-        columns = _columns(sources.silver, live, has_rescued=changes.has_rescued)
-        if columns is None:
+        held_columns = live.spark_schema()
+        has_rescued = changes.has_rescued or "__rescued" in held_columns.names
+        columns = _wanted(sources.silver.spark_schema(), has_rescued=has_rescued)
+        alterations = table_columns.alterations(held_columns, columns)
+        new_columns = table_columns.replacing(held_columns, columns)
+        if alterations.impossible or not table_columns.is_same(new_columns, columns):
             return None
-        if columns != live.spark_schema() and not (writer.define(columns) and live.at(writer.version)):
-            return None
+        if alterations.added and not alterations.widened:
+            if not (writer.define(table_columns.with_added(held_columns, columns)) and live.at(writer.version)):
+                return None
     except (OSError, pa.ArrowException, NotReadable):
         return None
+    if alterations.widened:
+        return _rewritten(table, sources, writer, new_columns)
     if not changes.keys:
         table.audited[:] = [current.unmoved(writer)]
         writer.mark(to=table.work.silver.to, extra=table.extra())
@@ -112,6 +120,22 @@ def _replaced(table: current.GoldTable, sources: SourceFiles, writer: Writer, ab
         statistics=live_files.measured_columns(live),
     )
     return version is not None
+
+
+def _rewritten(table: current.GoldTable, sources: SourceFiles, writer: Writer, columns: StructType) -> int | None:
+    """Write all current documents again, for a type that gets wider, and return their number; None as in `merged`."""
+    whole, live = first_load(table, sources), writer.live
+    if whole is None or live is None:
+        return None
+    schema = table_schema.arrow_schema(json.loads(columns.json()))
+    version = writer.overwrite_arrow(
+        sources.documents(-1, schema),
+        columns=columns,
+        to=table.work.silver.to,
+        extra=table.extra(),
+        statistics=live_files.measured_columns(live),
+    )
+    return None if version is None else whole.count
 
 
 @dataclass(frozen=True)
@@ -191,14 +215,6 @@ def _is_gone(rows: pa.Table) -> pa.Array:
     is_incomplete = pc.fill_null(state["__incomplete"], False)
     has_no_base = pc.and_(is_incomplete, pc.equal(pc.fill_null(rows["__known"], ""), ""))
     return pc.or_(has_no_base, pc.fill_null(state["__deleted"], False))
-
-
-def _columns(silver: LiveFiles, gold: LiveFiles, *, has_rescued: bool) -> StructType | None:
-    """Gold's columns with those that it lacks; None if one must change its type."""
-    gold_schema = gold.spark_schema()
-    new_schema = _wanted(silver.spark_schema(), has_rescued=has_rescued or "__rescued" in gold_schema.names)
-    columns = table_columns.grown(gold_schema, new_schema)
-    return columns if columns is not None and table_columns.is_same(columns, new_schema) else None
 
 
 def _wanted(silver: StructType, *, has_rescued: bool) -> StructType:

@@ -5,6 +5,7 @@ For readable events, if this process can read the table's files. Everything else
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import StructType
 
 from cdc_core.bronze import columns as bronze
 from cdc_core.bronze.batch_range import BatchRange
@@ -175,12 +177,18 @@ def _is_written(history: History, live: LiveFiles, events: pa.Table, number: int
         return False
     evolution, new_rows = typed_versions
     history.record(evolution, number)  # before the table holds it
-    columns = table_columns.grown(live.spark_schema(), from_arrow_schema(new_rows.schema))
+    held_columns, row_columns = live.spark_schema(), from_arrow_schema(new_rows.schema)
+    alterations = table_columns.alterations(held_columns, row_columns)
     new_ids = [_VersionId(key, each.sequence) for key, each in zip(changes.keys, changes.new)]
     # A replaced version keeps its values in columns of removed settings, which only a MERGE preserves.
     if not stored_versions.places.keys().isdisjoint(new_ids) and not {*live.schema.names} <= {*new_rows.column_names}:
         return False
-    if columns is None or (columns != live.spark_schema() and not history.writer.define(columns)):
+    if alterations.impossible:
+        return False
+    if alterations.widened:
+        new_columns = table_columns.replacing(held_columns, row_columns)
+        return _is_rewritten(history, live, new_columns, new_rows, new_ids, stored_versions, changes, position)
+    if alterations.added and not history.writer.define(table_columns.with_added(held_columns, row_columns)):
         return False
     if not live.at(history.writer.version):
         return False
@@ -189,6 +197,32 @@ def _is_written(history: History, live: LiveFiles, events: pa.Table, number: int
         parts,
         schema=live.schema,
         places=stored_versions.rows_of([*new_ids, *changes.ended]),
+        to=position.to,
+        extra=position.extra,
+        statistics=live_files.measured_columns(live),
+    )
+    return version is not None
+
+
+def _is_rewritten(
+    history: History,
+    live: LiveFiles,
+    columns: StructType,
+    new_rows: pa.Table,
+    new_ids: Sequence[_VersionId],
+    stored: _StoredVersions,
+    changes: _VersionChanges,
+    position: HistoryPosition,
+) -> bool:
+    """Write all versions again with these columns, for a type that gets wider; False or `NotReadable` as in `_is_written`."""
+    schema = table_schema.arrow_schema(json.loads(columns.json()))
+    rows = live.rows(live.files())
+    ids = zip(rows["__key"].to_pylist(), rows["__sequence"].to_pylist())
+    replaced = {*new_ids, *changes.ended}
+    kept = rows.filter(pa.array([_VersionId(*each) not in replaced for each in ids], pa.bool_()))
+    version = history.writer.overwrite_arrow(
+        [kept, new_rows, _ended(history, schema, stored, changes)],
+        columns=columns,
         to=position.to,
         extra=position.extra,
         statistics=live_files.measured_columns(live),

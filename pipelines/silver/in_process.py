@@ -30,7 +30,7 @@ from pipelines.delta import file_statistics, live_files, table_schema, upsert
 from pipelines.delta import tables as delta
 from pipelines.schema import batch_evolution, document_typer
 from pipelines.silver import batch as batches
-from pipelines.silver import deletes, evolve, in_process_fold, reduction
+from pipelines.silver import deletes, evolve, in_process_fold, reduction, write
 from pipelines.silver.collection import CollectionWork, SilverCollection
 from pipelines.silver.read_ahead import Read, ReadAhead
 
@@ -318,15 +318,18 @@ def _table_rows(collection: SilverCollection, batch: LocalBatch) -> LocalBatch:
 
 
 def _committed(collection: SilverCollection, batch: LocalBatch) -> LocalBatch:
-    """Step: records the schema, adds the columns that the table lacks, and commits the rows with the position."""
+    """Step: records the schema, adds the columns that the table lacks, widens types, and commits the rows with the position."""
     writer, live, held_columns = collection.writer, batch.live, batch.live.spark_schema()
-    columns = table_columns.grown(held_columns, from_arrow_schema(batch.rows[0].schema))
-    if columns is None:  # one must change its type
+    row_columns = from_arrow_schema(batch.rows[0].schema)
+    changes = table_columns.alterations(held_columns, row_columns)
+    if changes.impossible:
         raise batches.NeedsSteps
     for evolution in batch.evolutions:
         evolve.record(collection, evolution, batch.number)  # before the table holds it
-    if columns != held_columns and not writer.define(columns):
+    if changes.added and not writer.define(table_columns.with_added(held_columns, row_columns)):
         raise batches.NeedsSteps
+    if changes.widened:
+        write.widen(collection, changes)
     if not live.at(writer.version):
         raise batches.NeedsSteps
     rows = (table_schema.conformed(part, live.schema) for part in batch.rows)

@@ -167,10 +167,18 @@ def _make_room(collection: SilverCollection, source: DataFrame, table_type: Stru
         remedy = f"their values are in bronze: medallion rebuild --collection {shlex.quote(str(collection.namespace))}"
         ops, name = collection.layout.ops("schemas"), str(collection.namespace)
         dropped.check(collection.writer, ops, collection.schema, table_type, collection=name, before=before, remedy=remedy)
+    for statement in changes.added:
+        collection.writer.alter(statement)
+    if changes.widened:
+        widen(collection, changes)
+
+
+def widen(collection: SilverCollection, changes: table_columns.Alteration) -> None:
+    """Widen types of the table, without writing its rows again."""
     # A table that was filled from a copy may have properties of its own.
-    if changes.widened and not definition.is_on(delta.properties(collection.spark, table), definition.TYPE_WIDENING):
+    if not definition.is_on(delta.properties(collection.spark, collection.writer.table), definition.TYPE_WIDENING):
         collection.writer.alter(f"SET TBLPROPERTIES ('{definition.TYPE_WIDENING}' = 'true')")
-    for statement in changes.statements:
+    for statement in changes.widened:
         collection.writer.alter(statement)
 
 
