@@ -98,14 +98,6 @@ def lacking(current: T.DataType, row_type: T.DataType, path: str = "") -> Iterat
             yield from lacking(current.valueType, row_type.valueType, path)
 
 
-def grown(current: T.StructType, row_type: T.StructType) -> T.StructType | None:
-    """The columns of `current` plus those that it lacks; None if a type would have to change."""
-    change = alterations(current, row_type)
-    if change.widened or change.impossible:
-        return None
-    return with_added(current, row_type) if change.added else current
-
-
 def with_added(current: T.StructType, row_type: T.StructType) -> T.StructType:
     """The columns of `current` plus what `alterations` would add, in the same places."""
     fields = fields_by_name(current)

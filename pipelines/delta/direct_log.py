@@ -182,42 +182,22 @@ class DirectLog:
             actions.add(log_actions.removed(part, is_change=False))
         return self._committed(transaction, actions, fence)
 
-    def define(self, schema_json: str, before: str, fence: Fence) -> int:
-        """Set the table's columns from `schema_json`, as the next version.
+    def define(
+        self,
+        schema_json: str,
+        before: str,
+        fence: Fence,
+        file: data_file.ParquetFile | None = None,
+        parts: Sequence[Mapping[str, Any]] = (),
+    ) -> int:
+        """Set the table's columns from `schema_json`, and replace the live files `parts` by the file, as the next version.
 
         Raises `VersionTaken`, or `NeedsMerge` where the columns are not those of `before`: changes of others would be undone. Then nothing
         is changed.
         """
-        transaction = self._at(fence.base)
-        self._define(transaction, schema_json, before, fence)
-        return self._committed(transaction, log_actions.fenced(self._spark, None, fence.base), fence)
-
-    def overwrite(
-        self,
-        file: data_file.ParquetFile | None,
-        live: live_files.LiveFiles,
-        schema_json: str,
-        read_version: int,
-        fence: Fence,
-    ) -> int:
-        """Replace all rows by those of the file, which come from `read_version`, and the columns by `schema_json`, as the next version.
-
-        Raises `VersionTaken`, or `NeedsMerge` as `replace` does, and after any other commit: its rows would be lost. Then nothing is
-        changed.
-        """
-        transaction = self._upsertable(fence.base)
-        if fence.base != read_version or not live.takes_rows(fence.base):
-            raise upsert.NeedsMerge
-        self._define(transaction, schema_json, live.schema_json, fence)
-        actions = log_actions.fenced(self._spark, file, fence.base)
-        for part in live.files():
-            actions.add(log_actions.removed(part))
-        return self._committed(transaction, actions, fence)
-
-    def _define(self, transaction: Any, schema_json: str, before: str, fence: Fence) -> None:
-        """Set the columns in a transaction; raises `NeedsMerge` where they are not those of `before`."""
         # The checksum of a version that changes columns does not name the files: at the next commit Delta would find them by a Spark job.
         self._names_files = False
+        transaction, actions = self._at(fence.base), log_actions.fenced(self._spark, file, fence.base)
         try:
             action = json.loads(transaction.metadata().json())
             if action["metaData"]["schemaString"] != before:
@@ -226,6 +206,9 @@ class DirectLog:
             transaction.updateMetadata(self._action.fromJson(json.dumps(action)), False)
         except table_errors.SPARK_ERRORS as error:
             raise self._translated(error, fence.base) from error
+        for part in parts:
+            actions.add(log_actions.removed(part))
+        return self._committed(transaction, actions, fence)
 
     def remove_files(self, files: Sequence[data_file.DataFile], fence: Fence) -> int:
         """Remove files from the table, as the next version; raises `VersionTaken`, and then changes nothing."""

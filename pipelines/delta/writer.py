@@ -274,10 +274,15 @@ class Writer(StatementCommits):
                 file = self._new_file(direct, itertools.chain([first], remaining), schema, statistics)
         except table_schema.NotReadable:
             return None
+
+        def overwrite(fence: Fence) -> int:
+            # The rows of any commit since would be lost.
+            if fence.base != read_version or not live.takes_rows(fence.base):
+                raise upsert.NeedsMerge
+            return direct.define(schema_json, live.schema_json, fence, file, live.files())
+
         with contextlib.suppress(upsert.NeedsMerge):
-            return self._commit_file(
-                file, lambda fence: direct.overwrite(file, live, schema_json, read_version, fence), CommitPosition(to, extra)
-            )
+            return self._commit_file(file, overwrite, CommitPosition(to, extra))
         return None
 
     def compact_files(self, parts: Sequence[Mapping[str, Any]]) -> int | None:
