@@ -1,6 +1,6 @@
 """From MongoDB to gold, each verb a command of its own, on documents of the shapes that people have.
 
-    python -m bench.end_to_end [--documents 200000] [--shapes flat nested wide sparse mixed growing] [--seed N] [--indirect]
+    python -m bench.end_to_end [--documents 200000] [--shapes flat nested wide sparse mixed] [--seed N] [--indirect]
 
 For each shape: a first load, then a mix of changes (20 inserts, 10 updates and 2 deletes of 32), each by `medallion capture`, `silver`
 and `gold`. Wall time is measured with the start of Python and Spark and without it: the start of a verb is a run with nothing to do, at
@@ -37,7 +37,7 @@ VERBS = ("capture", "silver", "gold")
 OF_THE_MIX = {"insert": 20, "update": 10, "delete": 2}
 PORTION = 2000
 """Operations per bulk write."""
-SHARE = {"flat": 1.0, "nested": 1.0, "wide": 0.1, "sparse": 0.5, "mixed": 0.5, "growing": 1.0}
+SHARE = {"flat": 1.0, "nested": 1.0, "wide": 0.1, "sparse": 0.5, "mixed": 0.5}
 """Documents of a shape, as a share of `--documents`: wide ones are ten times as large."""
 
 
@@ -87,8 +87,7 @@ class Source:
 
     def _document(self, number: int, version: int = 0) -> dict[str, Any]:
         template = self.templates[(number * 7 + version * 13) % len(self.templates)]
-        fields = shapes.grown(template, number) if self.shape == "growing" else template
-        return {"_id": _id(number), **fields, "revision": version}
+        return {"_id": _id(number), **template, "revision": version}
 
 
 def _id(number: int) -> ObjectId:

@@ -136,21 +136,10 @@ def mixed(rng: random.Random) -> dict[str, Any]:
     return level(5)
 
 
-def growing(rng: random.Random) -> dict[str, Any]:
-    """A flat document, to which `grown` adds the fields of its time."""
-    return flat(rng)
-
-
-def grown(document: Mapping[str, Any], number: int) -> dict[str, Any]:
-    """The document with the fields that a collection's documents have from its `number`-th on: one more every 10,000 documents."""
-    return {**document, **{f"added_{each}": number for each in range(number // 10_000)}}
-
-
 SHAPES: Mapping[str, Callable[[random.Random], dict[str, Any]]] = {
     "flat": flat,
     "nested": nested,
     "wide": wide,
     "sparse": sparse,
     "mixed": mixed,
-    "growing": growing,
 }
