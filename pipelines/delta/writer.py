@@ -233,12 +233,9 @@ class Writer(StatementCommits):
         direct, live = self.direct, self.live
         if direct is None or live is None:
             return None
-        remaining = (part for part in parts if part.num_rows)
         try:
-            first = next(remaining, None)
-            file = None
-            if first is not None:
-                file = self._new_file(direct, itertools.chain([first], remaining), schema, statistics)
+            rows = _with_rows(parts)
+            file = None if rows is None else self._new_file(direct, rows, schema, statistics)
         except table_schema.NotReadable:
             return None
         with contextlib.suppress(upsert.NeedsMerge):
@@ -267,11 +264,8 @@ class Writer(StatementCommits):
         read_version = live.version
         try:
             schema = table_schema.arrow_schema(json.loads(schema_json))
-            remaining = (rows for part in parts if (rows := table_schema.conformed(part, schema)).num_rows)
-            first = next(remaining, None)
-            file = None
-            if first is not None:
-                file = self._new_file(direct, itertools.chain([first], remaining), schema, statistics)
+            rows = _with_rows(table_schema.conformed(part, schema) for part in parts)
+            file = None if rows is None else self._new_file(direct, rows, schema, statistics)
         except table_schema.NotReadable:
             return None
 
@@ -389,3 +383,10 @@ def _undo(
         if definition.is_on(properties, "delta.appendOnly"):  # until the restored version, which has its own properties
             spark.sql(f"ALTER TABLE {table} SET TBLPROPERTIES ('delta.appendOnly' = 'false')").collect()
         spark.sql(f"RESTORE TABLE {table} TO VERSION AS OF {to}").collect()
+
+
+def _with_rows(parts: Iterable[pa.Table]) -> Iterator[pa.Table] | None:
+    """The parts that have rows; None if none has."""
+    filled = (part for part in parts if part.num_rows)
+    first = next(filled, None)
+    return None if first is None else itertools.chain([first], filled)
