@@ -215,6 +215,8 @@ def _is_rewritten(
     position: HistoryPosition,
 ) -> bool:
     """Write all versions again with these columns, for a type that gets wider; False or `NotReadable` as in `_is_written`."""
+    if live.row_count() > collection_events.ONE_RUN_EVENTS:
+        return False
     schema = table_schema.arrow_schema(json.loads(columns.json()))
     rows = live.rows(live.files())
     ids = zip(rows["__key"].to_pylist(), rows["__sequence"].to_pylist())
