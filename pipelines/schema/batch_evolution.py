@@ -73,12 +73,13 @@ def evolve(
     """
     pins, naming = pins or {}, _naming(options or unwrap_options.UnwrapOptions(), reserved)
     joined = functools.partial(join, current, pins=pins, naming=naming)
-    sight, known_schema = beginning or typed.Inference(), current
+    sight, known_schema = beginning or typed.Inference(), current if current.fields else replace(current, naming=naming)
     if beginning is None and not current.fields:
-        sight = documents.first(typed.Plan(replace(current, naming=naming)))
+        sight = documents.first(typed.Plan(known_schema))
     if sight.shape.kinds:
         known_schema, _ = joined(sight.shape)
-    if _is_of_columns(sight):
+    # Without fields each document would take the exact path. A scalar where a map is pinned begins a column that later documents give.
+    if known_schema.fields and _is_of_columns(sight) and not any(pin.is_map for pin in pins.values()):
         sight, known_schema = _in_order(documents, sight, known_schema, joined, pins)
     count = looks.BEGINNING
     first_look = look = documents.new(typed.Plan(known_schema, pins), also, most=count if _is_of_columns(sight) else None)
@@ -108,15 +109,19 @@ def _in_order(
     """The inference and the schema after the documents, read in their order: each is decoded by the schema of those before it.
 
     Both are the given ones where documents cannot be read in order, or where all of them are needed: one may be used as a map, or the
-    columns are more than a table can have.
+    columns are more than a table can have. Documents that seem new and change nothing, as with a pin, end the reading in order.
     """
     longer_sight, wider_schema = sight, known_schema
     while (next_look := documents.next_new(typed.Plan(wider_schema, pins))) is not None:
-        longer_sight = longer_sight.with_other(next_look)
+        longer_sight, narrower_schema = longer_sight.with_other(next_look), wider_schema
         wider_schema, _ = joined(longer_sight.shape)
-        if not _is_of_columns(longer_sight) or leaf_count(wider_schema.struct) >= MAX_COLUMNS:
+        # A column may take two of the places: REGEX.
+        if not _is_of_columns(longer_sight) or leaf_count(wider_schema.struct) >= MAX_COLUMNS - 1:
             documents.start_over()
             return sight, known_schema
+        if wider_schema == narrower_schema:
+            documents.start_over()
+            break
     return longer_sight, wider_schema
 
 

@@ -14,8 +14,9 @@ import pyarrow as pa
 import pytest
 
 from cdc_core.properties.unwrap import UnwrapOptions, parse
-from cdc_core.schema import document_schema
+from cdc_core.schema import column_types, document_schema
 from cdc_core.schema import evolution as schema_evolution
+from cdc_core.schema.pins import parse_pins
 from cdc_core.settings.parse import CollectionSettings
 from cdc_core.typed import plan
 from cdc_core.typed.decoding import Decoder
@@ -142,16 +143,18 @@ def test_the_first_of_many_new_documents_tell_what_all_do(seed: int, monkeypatch
     """Of the documents with something new, only the first are examined, and those that show more than these."""
     chance = random.Random(seed)
     settings: dict[str, Any] = {
-        "options": parse({"flatten.struct": chance.choice(["true", "false"])}),
-        "pins": {},
+        "options": parse(
+            {"flatten.struct": chance.choice(["true", "false"]), "array.encoding": chance.choice(["array", "document"])}
+        ),
+        "pins": parse_pins(chance.choice([{}, {}, {"a": "int"}, {"b": "map"}, {"c": "map<int>"}])),
         "reserved": frozenset(),
     }
     schema, next_new = document_schema.EMPTY, looks.LocalDocuments.next_new
     for count in (200, 300):
-        texts = drifting(chance, count)
+        texts = [None] * chance.choice([0, 60]) + drifting(chance, count)
         # As in changes, and as in a chunk of a snapshot, whose events share their place.
-        places = [f"{number // chance.choice([1, 50]):024x}" for number in range(count)]
-        order = chance.sample(range(count), count)
+        places = [f"{number // chance.choice([1, 50]):024x}" for number in range(len(texts))]
+        order = chance.sample(range(len(texts)), len(texts))
         given = pa.array([texts[at] for at in order], pa.string()), pa.array([places[at] for at in order])
         found = []
         # In order, by the schema of those before; in larger and larger samples, as Spark does; and all of them.
@@ -196,6 +199,24 @@ def test_fields_that_begin_one_after_the_other_leave_few_documents_to_the_exact_
     )
     assert result is not None and result[1].field("document").field("f5").null_count == 7500
     assert len(exact_documents) < 2000  # all documents several times, if they were looked at in larger and larger samples
+
+
+def test_documents_that_seem_new_for_ever_are_not_looked_at_step_by_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A value that a pin rescues seems new in each document, and changes nothing."""
+    texts = [json.dumps({"_id": n, "a": 1.5}) for n in range(3000)]
+    places = pa.array([f"{n:024x}" for n in range(len(texts))])
+    steps, next_new = [], looks.LocalDocuments.next_new
+    monkeypatch.setattr(looks.LocalDocuments, "next_new", lambda self, plan: steps.append(plan) or next_new(self, plan))
+    batch_evolution.evolve(looks.LocalDocuments(pa.array(texts), places), pins=parse_pins({"a": "int"}))
+    assert len(steps) == 1
+
+
+def test_a_layout_stays_where_the_first_documents_show_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(looks, "BEGINNING", 3)
+    texts = pa.array([None] * 5 + ['{"b": [1]}'])
+    given = looks.LocalDocuments(texts, pa.array([f"{n}" for n in range(6)]))
+    evolved = batch_evolution.evolve(given, options=parse({"array.encoding": "document"})).schema
+    assert [column_types.ddl(type_) for _, type_ in evolved.table()] == ["STRUCT<`_0`: INT>"]
 
 
 def test_more_columns_than_a_table_can_have_are_given_as_if_all_documents_were_read_at_once(
