@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-import json
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -263,7 +262,7 @@ class Writer(StatementCommits):
             return None
         read_version = live.version
         try:
-            schema = table_schema.arrow_schema(json.loads(schema_json))
+            schema = table_schema.arrow_schema(columns.jsonValue())
             rows = _with_rows(table_schema.conformed(part, schema) for part in parts)
             file = None if rows is None else self._new_file(direct, rows, schema, statistics)
         except table_schema.NotReadable:

@@ -6,7 +6,6 @@ For a collection without expectations, if this process can read the files of its
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -127,7 +126,7 @@ def _rewritten(table: current.GoldTable, sources: SourceFiles, writer: Writer, c
     whole, live = first_load(table, sources), writer.live
     if whole is None or live is None:
         return None
-    schema = table_schema.arrow_schema(json.loads(columns.json()))
+    schema = table_schema.arrow_schema(columns.jsonValue())
     version = writer.overwrite_arrow(
         sources.documents(-1, schema),
         columns=columns,

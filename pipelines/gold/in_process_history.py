@@ -5,7 +5,6 @@ For readable events, if this process can read the table's files. Everything else
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -217,7 +216,7 @@ def _is_rewritten(
     """Write all versions again with these columns, for a type that gets wider; False or `NotReadable` as in `_is_written`."""
     if live.row_count() > collection_events.ONE_RUN_EVENTS:
         return False
-    schema = table_schema.arrow_schema(json.loads(columns.json()))
+    schema = table_schema.arrow_schema(columns.jsonValue())
     rows = live.rows(live.files())
     ids = zip(rows["__key"].to_pylist(), rows["__sequence"].to_pylist())
     replaced = {*new_ids, *changes.ended}

@@ -1,7 +1,8 @@
 """The evolution of a collection's document schema by batches of documents.
 
 `evolve` decodes a batch by the current schema, and infers only from documents that the schema does not cover. Where these are very many, it
-infers from the first of them, and then only from those that still add something (`looks`).
+infers from the first of them, and then only from those that still add something (`looks`). Documents of this process are read in order
+instead, each by the schema of those before it.
 """
 
 from __future__ import annotations
