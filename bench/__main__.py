@@ -23,6 +23,7 @@ HOPS: dict[str, tuple[str, ...]] = {
     "verify": (),
     "end_to_end": (),
     "whole_collections": (),
+    "service": (),
     "environments": (),
 }
 QUICK: dict[str, tuple[str, ...]] = {
@@ -39,6 +40,7 @@ QUICK: dict[str, tuple[str, ...]] = {
     "verify": ("--documents", "100000"),
     "end_to_end": ("--documents", "20000"),
     "whole_collections": ("--documents", "20000"),
+    "service": ("--documents", "20000"),
     "environments": ("--batches", "4"),
 }
 

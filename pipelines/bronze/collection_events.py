@@ -21,11 +21,11 @@ from pipelines.delta import live_files
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-ONE_RUN_EVENTS = 250_000
-"""The events that one run applies without Spark; with more, Spark is faster, even with compiling its first plan."""
+LOCAL_EVENTS = 250_000
+"""The events that this process applies at once without Spark; with more, Spark is faster, even with compiling its first plan."""
 
-SPAN_EVENTS = 10_000_000 if (os.cpu_count() or 1) <= 8 else ONE_RUN_EVENTS
-"""The events that one run applies range by range without Spark; with many cores Spark is faster than this process."""
+SPAN_EVENTS = 10_000_000 if (os.cpu_count() or 1) <= 8 else LOCAL_EVENTS
+"""The events that this process applies range by range without Spark; with many cores Spark is faster."""
 
 PORTION_EVENTS = 100_000
 """The events of such a range, which bound its memory together with `PORTION_BYTES`. With fewer, the data files would be so small

@@ -16,7 +16,6 @@ from pyspark.sql.types import StructField, StructType
 
 from cdc_core.sql import table_columns
 from cdc_core.tables import layout as tables
-from pipelines.bronze import survey
 from pipelines.delta import live_files, table_schema, upsert
 from pipelines.delta import tables as delta
 from pipelines.delta.live_files import LiveFiles
@@ -27,11 +26,8 @@ from pipelines.gold import current
 _STATE = ("__deleted", "__incomplete", "__known")
 """Silver's columns that say whether a row is a current document."""
 
-ONE_RUN_ROWS = 1_000_000
-"""The most rows that a single run publishes here. Beyond that, Spark on many cores is faster; on two cores it never is."""
-
-SERVICE_ROWS = survey.MAX_DRIVER_ROWS
-"""The most rows that a service publishes here: its Spark has compiled the plans, and the capture beside it needs this process."""
+LOCAL_ROWS = 1_000_000
+"""The most rows that are published here. Beyond that, Spark on many cores is faster; on two cores it never is."""
 
 
 @dataclass
@@ -44,7 +40,7 @@ class SourceFiles:
 
     @staticmethod
     def of(
-        spark: SparkSession, silver: tables.TableRef, deletes: tables.TableRef, *, limit: int = SERVICE_ROWS
+        spark: SparkSession, silver: tables.TableRef, deletes: tables.TableRef, *, limit: int = LOCAL_ROWS
     ) -> SourceFiles | None:
         """The files of these tables; None if this process cannot read them."""
         files = live_files.of(spark, silver), live_files.of(spark, deletes)

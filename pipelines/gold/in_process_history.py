@@ -24,7 +24,7 @@ from cdc_core.properties.source import FullUpdateType
 from cdc_core.silver import fold
 from cdc_core.sql import table_columns
 from cdc_core.typed.decoding import without_collector
-from pipelines.bronze import batch_rows, collection_events, survey
+from pipelines.bronze import collection_events, survey
 from pipelines.delta import live_files, table_schema, upsert
 from pipelines.delta.key_search import Places
 from pipelines.delta.live_files import LiveFiles
@@ -94,7 +94,7 @@ class InProcess:
 
     def ranges(self, history: History, span: BatchRange, events: int) -> Sequence[BatchRange] | None:
         """The span, cut into ranges that are applied one after the other; None if it is one range, or for Spark."""
-        if self.limit <= survey.MAX_DRIVER_ROWS or not self.limit < events <= collection_events.SPAN_EVENTS:
+        if not self.limit < events <= collection_events.SPAN_EVENTS:
             return None
         live = _live(history)
         counts = None if live is None else survey.by_batch(history.spark, history.bronze, history.namespace, span)
@@ -144,9 +144,8 @@ def _events(history: History, range_: BatchRange, position: HistoryPosition, *, 
     """The events of the range that make versions, in order; None if they are too many or too large, or one cannot be read."""
     added = [each.path[0] for each in history.added() if each.path]
     columns = ("updateDescription", "before", *added)
-    size_bytes = collection_events.MANY_BYTES if limit > survey.MAX_DRIVER_ROWS else batch_rows.MANY_BYTES
     # Other collections' events are in the same files.
-    row_limit = max(survey.MAX_DRIVER_ROWS, 2 * limit)
+    row_limit, size_bytes = max(survey.MAX_DRIVER_ROWS, 2 * limit), collection_events.MANY_BYTES
     events = collection_events.in_order(
         history.spark, history.bronze, history.namespace, range_, columns, limit=row_limit, size_bytes=size_bytes
     )
@@ -214,7 +213,7 @@ def _is_rewritten(
     position: HistoryPosition,
 ) -> bool:
     """Write all versions again with these columns, for a type that gets wider; False or `NotReadable` as in `_is_written`."""
-    if live.row_count() > collection_events.ONE_RUN_EVENTS:
+    if live.row_count() > collection_events.LOCAL_EVENTS:
         return False
     schema = table_schema.arrow_schema(columns.jsonValue())
     rows = live.rows(live.files())

@@ -107,10 +107,9 @@ def run(
     refused run has committed nothing. `progress` hears how far a round is, first with the documents, then with the histories.
     """
     stop_event = stop or threading.Event()
-    process_rows = in_process.ONE_RUN_ROWS if once else in_process.SERVICE_ROWS
     turn = math.inf if once else parallel.TURN_SECONDS
     pool, counter = parallel.Pool(spark, sessions), WorkCounter("gold", progress)
-    gold = _GoldRun(spark, settings, take_over, pool, stop_event, audit, process_rows, turn, counter=counter)
+    gold = _GoldRun(spark, settings, take_over, pool, stop_event, audit, turn, counter=counter)
     started = time.monotonic()
     results: list[GoldTableResult] = []
     only, next_look, changed_keys = None, 0.0, 0
@@ -177,8 +176,6 @@ class _GoldRun:
     pool: parallel.Pool
     stop: threading.Event
     audit: Audit = no_audit
-    process_rows: int = in_process.SERVICE_ROWS
-    """The most rows of a collection that this process publishes itself, without a query."""
     turn_seconds: float = math.inf  # how long ranges of one history are begun
     known: registry.KnownCollections = field(default_factory=registry.KnownCollections)
     """The collections as they were read last."""
@@ -333,7 +330,7 @@ class _GoldRun:
         writer = self.claims.writer(spark, table)
         document_history = self.histories.get(work.namespace)
         if document_history is None or document_history.writer is not writer:
-            local = in_process_history.InProcess(min(self.process_rows, collection_events.ONE_RUN_EVENTS))
+            local = in_process_history.InProcess(collection_events.LOCAL_EVENTS)
             document_history = history.History(spark, self.settings, self.layout, work.namespace, writer, local)
             self.histories[work.namespace] = document_history
         document_history.spark = spark  # the session of its writer
@@ -454,8 +451,7 @@ class _GoldRun:
         if self.audit.judges(str(namespace)):
             return None
         if namespace not in self.sources:
-            read_files = in_process.SourceFiles.of
-            self.sources[namespace] = read_files(self.spark, table.silver, table.deletes, limit=self.process_rows)
+            self.sources[namespace] = in_process.SourceFiles.of(self.spark, table.silver, table.deletes)
         return self.sources[namespace]
 
 

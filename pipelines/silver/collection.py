@@ -46,8 +46,6 @@ class SilverCollection:
     """Columns that `add.fields` or `add.headers` made, now or earlier: no field of a document gets their names."""
     origin: str = ""
     """A new random name if all events are applied again, so that gold starts again too; otherwise empty."""
-    max_local_events: int = 0
-    """How many events of a range this process may apply itself, without a query (`pipelines.silver.in_process`)."""
     needs_steps: bool = False
     """Whether a range of the current work went through the steps, because this process could not apply it."""
     remembered: int | None = None

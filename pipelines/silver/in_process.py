@@ -25,7 +25,7 @@ from cdc_core.silver import reduce
 from cdc_core.sql import table_columns
 from cdc_core.tables import layout as tables
 from pipelines import helper_processes
-from pipelines.bronze import batch_rows, collection_events, quarantine_table, registry, survey
+from pipelines.bronze import collection_events, quarantine_table, registry, survey
 from pipelines.delta import file_statistics, live_files, table_schema, upsert
 from pipelines.delta import tables as delta
 from pipelines.schema import batch_evolution, document_typer
@@ -34,8 +34,8 @@ from pipelines.silver import deletes, evolve, in_process_fold, reduction, write
 from pipelines.silver.collection import CollectionWork, SilverCollection
 from pipelines.silver.read_ahead import Read, ReadAhead
 
-SERVICE_EVENTS = 2_000
-"""The most events that a service applies here: its Spark uses all cores, and the capture beside it needs this process."""
+MANY_EVENTS = 2_000
+"""The events of a work from which on it is worth a look at bronze's batches, to cut it into ranges and to read the first one ahead."""
 
 STATISTICS = ("__key", "__sequence", "__batch")
 """The columns with statistics for data skipping, as in the table's properties."""
@@ -55,18 +55,16 @@ def reading(
     if ahead.counts is not None:
         first_range, *_ = collection_events.portions(ahead.counts, work.span, most=settings.max_batch_events) or (work.span,)
         columns = _bronze_columns(settings.unwrap, keeps_document=keeps_document)
-        reader = _reader(spark, bronze_table, work.namespace, max_local_events=collection_events.ONE_RUN_EVENTS)
+        reader = _reader(spark, bronze_table, work.namespace)
         ahead.begin(first_range, columns, reader, size_bytes=collection_events.MANY_BYTES)
     return ahead
 
 
 def ranges(collection: SilverCollection, work: CollectionWork) -> Sequence[BatchRange] | None:
     """The work's span, cut into ranges that this process applies one after the other; None if it is one range, or for Spark."""
-    live = _live(collection) if collection.max_local_events > SERVICE_EVENTS else None
-    if live is None:
-        return None
     counts = collection.ahead.counts or _by_batch(collection.spark, collection.bronze, work)
-    if counts is None:
+    live = None if counts is None else _live(collection)
+    if counts is None or live is None:
         return None
     searched_rows = file_statistics.count_between(live.files(), upsert.KEY, work.counts.first_key, work.counts.last_key)
     # A partial update counts with the size of the document that it is folded onto, a short document with all of the table's columns.
@@ -78,7 +76,7 @@ def ranges(collection: SilverCollection, work: CollectionWork) -> Sequence[Batch
 
 def _by_batch(spark: SparkSession, bronze_table: tables.TableRef, work: CollectionWork) -> survey.EventsByBatch | None:
     """The number of the work's events per batch, if there are so many that this process applies them range by range."""
-    is_long = SERVICE_EVENTS < work.counts.events <= collection_events.SPAN_EVENTS
+    is_long = MANY_EVENTS < work.counts.events <= collection_events.SPAN_EVENTS
     return survey.by_batch(spark, bronze_table, work.namespace, work.span) if is_long else None
 
 
@@ -151,15 +149,15 @@ def _read(
 ) -> LocalBatch:
     """The range's events, without deletes if the mode keeps rows. Raises `NeedsSteps` if this process cannot read them or write the table,
     or if one belongs to quarantine or has to wait for an event there."""
-    is_many = counts.events > collection.max_local_events
+    is_many = counts.events > collection_events.LOCAL_EVENTS
     # Deleted documents whose rows stay, together with kept documents, are left to SQL.
     is_for_sql = is_many or (collection.keeps_document and collection.shows_deleted(counts))
     live = None if is_for_sql else _live(collection)
     if live is None:
         raise batches.NeedsSteps
-    reader = _reader(collection.spark, collection.bronze, collection.namespace, max_local_events=collection.max_local_events)
+    reader = _reader(collection.spark, collection.bronze, collection.namespace)
     columns = _bronze_columns(collection.options.unwrap, keeps_document=collection.keeps_document)
-    events = collection.ahead.events(range_, columns, reader, size_bytes=_many_bytes(collection))
+    events = collection.ahead.events(range_, columns, reader, size_bytes=collection_events.MANY_BYTES)
     if events is None or events.num_rows != counts.events or not collection_events.are_readable(events):
         raise batches.NeedsSteps
     if collection.mode.keeps_row:
@@ -189,12 +187,10 @@ def _quarantined_keys(collection: SilverCollection, *, before: int) -> frozenset
     return keys
 
 
-def _reader(
-    spark: SparkSession, bronze_table: tables.TableRef, namespace: registry.Namespace, *, max_local_events: int
-) -> Read:
+def _reader(spark: SparkSession, bronze_table: tables.TableRef, namespace: registry.Namespace) -> Read:
     """A function that reads a collection's events of a range in order, or returns None if this process cannot."""
     # Other collections' events are in the same files.
-    limit = max(survey.MAX_DRIVER_ROWS, 2 * max_local_events)
+    limit = max(survey.MAX_DRIVER_ROWS, 2 * collection_events.LOCAL_EVENTS)
     return functools.partial(collection_events.in_order, spark, bronze_table, namespace, limit=limit)
 
 
@@ -202,11 +198,6 @@ def _bronze_columns(options: unwrap_options.UnwrapOptions, *, keeps_document: bo
     """The columns of bronze, beside the document, that rows are made from."""
     updates = ("updateDescription",) if keeps_document else ()
     return (*updates, *reduce.needed(options), *_of_bronze(options))
-
-
-def _many_bytes(collection: SilverCollection) -> int:
-    """The most bytes of documents that are held here."""
-    return collection_events.MANY_BYTES if collection.max_local_events > SERVICE_EVENTS else batch_rows.MANY_BYTES
 
 
 def _row_bytes(live: live_files.LiveFiles) -> int:
@@ -229,7 +220,7 @@ def _with_deleted(events: pa.Table) -> pa.Table:
 
 def _reduced(collection: SilverCollection, batch: LocalBatch) -> LocalBatch:
     """Step: folds partial updates, or marks their rows, and finds each key's last event."""
-    live, size_bytes = batch.live, _many_bytes(collection)
+    live, size_bytes = batch.live, collection_events.MANY_BYTES
     shows_deleted = collection.shows_deleted(batch.counts)
     events = _with_deleted(batch.events) if shows_deleted else batch.events
     documents = [events.select(["after", "sequence"])]
@@ -353,7 +344,7 @@ def swept(collection: SilverCollection, sweep: Sweep, next_position: registry.Si
     if live is None:
         return False
     # Events in quarantine may keep a row.
-    if live.row_count() > collection_events.ONE_RUN_EVENTS or delta.exists(collection.spark, collection.quarantine):
+    if live.row_count() > collection_events.LOCAL_EVENTS or delta.exists(collection.spark, collection.quarantine):
         return False
     try:
         rows = live.rows(live.files(), ("__key", "__sequence"))

@@ -55,8 +55,8 @@ from cdc_core.schema import names as column_names
 from cdc_core.settings.parse import OnConflict, Settings
 from cdc_core.tables import layout as tables
 from pipelines import clock
-from pipelines.bronze import collection_events, registry
 from pipelines.bronze import log as bronze_log
+from pipelines.bronze import registry
 from pipelines.delta import local_log, maintenance, stored_files, table_history
 from pipelines.delta import tables as delta
 from pipelines.delta.writer import Writer
@@ -395,7 +395,6 @@ class _SilverRun:
             writer=writer,
             schema=self._schema(spark, work.namespace, writer.table, options.unwrap),
             is_new=is_new,
-            max_local_events=collection_events.ONE_RUN_EVENTS if self.once else in_process.SERVICE_EVENTS,
             # Batches that are applied again have the same numbers, but maybe other rows under other settings.
             origin=uuid.uuid4().hex[:12] if is_new or table_history.RESTORED in writer.metadata else "",
             remembered=writer.metadata.get("deletes"),

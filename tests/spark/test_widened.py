@@ -107,7 +107,7 @@ def test_a_wider_type_gives_what_queries_give(spark: SparkSession, tmp_path: Pat
             hop.bronze.append({"t": batch})
         hops[0].run()
         with monkeypatch.context() as patch:
-            patch.setattr(collection_events, "ONE_RUN_EVENTS", -1)
+            patch.setattr(collection_events, "LOCAL_EVENTS", -1)
             patch.setattr(gold_in_process.SourceFiles, "of", lambda *tables, **limit: None)
             hops[1].run()
     found, expected = map(content, hops)

@@ -28,18 +28,18 @@ if TYPE_CHECKING:
 @pytest.fixture(autouse=True)
 def by_spark(monkeypatch: pytest.MonkeyPatch) -> None:
     """Batches with few changes also use Spark."""
-    monkeypatch.setattr(collection_events, "ONE_RUN_EVENTS", -1)
+    monkeypatch.setattr(collection_events, "LOCAL_EVENTS", -1)
 
 
 @contextlib.contextmanager
 def by_this_process() -> Iterator[None]:
     """Apply a test's first events without Spark, with the usual files and without a query."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(collection_events, "ONE_RUN_EVENTS", FEW)
+        patch.setattr(collection_events, "LOCAL_EVENTS", FEW)
         yield
 
 
-FEW = collection_events.ONE_RUN_EVENTS
+FEW = collection_events.LOCAL_EVENTS
 
 
 def doc(key: int, n: object, *, at: int, op: str = "u") -> dict[str, Any]:

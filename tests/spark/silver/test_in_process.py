@@ -145,7 +145,7 @@ def test_both_ways_give_the_same(
             with monkeypatch.context() as patch:
                 patch.setattr(live_files, "PART_ROWS", 3)
                 if hop is ways[1]:
-                    patch.setattr(collection_events, "ONE_RUN_EVENTS", -1)
+                    patch.setattr(collection_events, "LOCAL_EVENTS", -1)
                     patch.setattr(gold_small_batch.SourceFiles, "of", lambda *tables, **limit: None)
                 hop.run()
         if number % 3 == 1 or number == len(batches) - 1:
@@ -183,7 +183,7 @@ def test_names_that_may_be_data_give_the_same_first_schema(
         )
         with monkeypatch.context() as patch:
             if hop is ways[1]:
-                patch.setattr(collection_events, "ONE_RUN_EVENTS", -1)
+                patch.setattr(collection_events, "LOCAL_EVENTS", -1)
             hop.silver()
     (types, rows), (expected_types, expected) = (content(hop, "silver") for hop in ways)
     assert types == expected_types and rows == expected
@@ -289,7 +289,7 @@ def test_a_long_span_whose_first_range_is_sparks_is_sparks(
 ) -> None:
     """Spark applies it as one range; this process would cut it into several, each with its position."""
     monkeypatch.setattr(collection_events, "PORTION_EVENTS", 2)
-    monkeypatch.setattr(in_process, "SERVICE_EVENTS", 2)
+    monkeypatch.setattr(in_process, "MANY_EVENTS", 2)
     texts = ["{", *(f'{{"_id":{key},"n":{key}}}' for key in (1, 2, 3, 0, 1))]
     for at, text in enumerate(texts):
         hop.bronze.append({"t": [{"op": "u", "key": int(text[7:8] or 0), "at": 20 + at, "text": text}]})
@@ -307,7 +307,7 @@ def test_a_snapshot_of_several_ranges_is_not_late_for_itself(
 ) -> None:
     """All rows of a snapshot have the same sequence. Of two rows of one key the later one counts, as within a range, and in each way."""
     monkeypatch.setattr(collection_events, "PORTION_EVENTS", 1)
-    monkeypatch.setattr(in_process, "SERVICE_EVENTS", 1)
+    monkeypatch.setattr(in_process, "MANY_EVENTS", 1)
     for key, n in ((0, 1), (1, 2), (0, 3)):
         hop.bronze.append({"t": [{"op": "r", "key": key, "at": 20, "after": {"_id": key, "n": n}}]})
     before = by_process["silver"]
@@ -321,7 +321,7 @@ def test_a_snapshot_of_several_ranges_is_not_late_for_itself(
     assert by_process["silver"] == before + 5
     assert [row["_id"] for row in hop.documents("new")] == [0, 1]
     # Also for a MERGE, which an update without a document needs.
-    monkeypatch.setattr(collection_events, "ONE_RUN_EVENTS", -1)
+    monkeypatch.setattr(collection_events, "LOCAL_EVENTS", -1)
     last = [{"op": "r", "key": 0, "at": 20, "after": {"_id": 0, "n": 4}}, {"op": "u", "key": 2, "at": 21}]
     hop.bronze.append({"t": last})
     hop.silver()

@@ -178,7 +178,7 @@ def test_killed_anywhere(spark: SparkSession, lakehouse: Path, monkeypatch: pyte
 
     All steps are those of Spark. A late event in each batch needs a MERGE in silver; gold replaces its rows without one.
     """
-    monkeypatch.setattr(collection_events, "ONE_RUN_EVENTS", -1)
+    monkeypatch.setattr(collection_events, "LOCAL_EVENTS", -1)
     monkeypatch.setattr(gold_small_batch.SourceFiles, "of", lambda *_, **__: None)
     hop = Hop(spark, pipeline(lakehouse))
     wanted: dict[int, Row] = {}
@@ -369,7 +369,7 @@ def test_many_events_at_once(
 
 def _apply_many(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(survey, "MAX_DRIVER_ROWS", 3)
-    monkeypatch.setattr(collection_events, "ONE_RUN_EVENTS", -1)
+    monkeypatch.setattr(collection_events, "LOCAL_EVENTS", -1)
     looks, look, hop = [], evolve.evolve, Hop(spark, pipeline(tmp_path))
     monkeypatch.setattr(evolve, "evolve", lambda *given, **named: looks.append(hop.bronze.batch) or look(*given, **named))
 

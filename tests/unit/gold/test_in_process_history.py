@@ -208,7 +208,7 @@ def test_a_wider_type_writes_all_versions_again(tmp_path: Path, monkeypatch: pyt
     kept.lay_out()
     kept.bronze.append({"t": [change("u", 1, 20, a=1.5), {"op": "d", "key": 2, "at": 21}]})
     with monkeypatch.context() as patch:
-        patch.setattr(collection_events, "ONE_RUN_EVENTS", 1)
+        patch.setattr(collection_events, "LOCAL_EVENTS", 1)
         with pytest.raises(NeedsSpark):
             kept.lay_out()
     before = [("1", 10, None, 1), ("2", 11, None, 2)]

@@ -533,7 +533,7 @@ def test_keys_of_a_large_table_are_known_to_be_sparks_before_documents_are_typed
 def test_a_long_span_over_a_large_table_is_not_cut_for_this_process(hop: Hop, monkeypatch: pytest.MonkeyPatch) -> None:
     """For each range Spark would search the whole table for keys; for all ranges together it searches once."""
     monkeypatch.setattr(collection_events, "PORTION_EVENTS", 2)
-    monkeypatch.setattr(in_process, "SERVICE_EVENTS", 2)
+    monkeypatch.setattr(in_process, "MANY_EVENTS", 2)
     spans: list[Any] = []
     monkeypatch.setattr(ranges, "_range", lambda collection, range_, counts, reached, to: spans.append(range_) or reached)
     for number in range(3):
@@ -548,7 +548,7 @@ def test_a_long_span_over_a_large_table_is_not_cut_for_this_process(hop: Hop, mo
 def test_a_long_span_whose_first_range_is_sparks_is_sparks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Spark applies the first range; all the rest, which this process would cut into several, is then one range with one position."""
     monkeypatch.setattr(collection_events, "PORTION_EVENTS", 2)
-    monkeypatch.setattr(in_process, "SERVICE_EVENTS", 2)
+    monkeypatch.setattr(in_process, "MANY_EVENTS", 2)
     spans: list[tuple[int, int]] = []
     applied = ranges._range
 
@@ -584,7 +584,7 @@ def test_a_long_span_of_updates_is_cut_by_the_documents_that_they_change(
         hop.silver()
         for n in range(3):
             hop.append(*((key, {"updatedFields": f'{{"n":{n}}}'}) for key in (1, 2)))
-        monkeypatch.setattr(in_process, "SERVICE_EVENTS", 2)
+        monkeypatch.setattr(in_process, "MANY_EVENTS", 2)
         monkeypatch.setattr(collection_events, "PORTION_BYTES", 20_000)
         before = local_log.newest_version(Path(hop.silver_table.path or ""))
         hop.silver()
@@ -672,7 +672,7 @@ def test_the_bound_counts_a_collections_own_events(
     hop: Hop, monkeypatch: pytest.MonkeyPatch, events: int, is_done: bool
 ) -> None:
     """Other collections' events in the same batches do not count."""
-    monkeypatch.setattr(collection_events, "ONE_RUN_EVENTS", 5)
+    monkeypatch.setattr(collection_events, "LOCAL_EVENTS", 5)
     hop.append(*((key, document(key)) for key in range(2)), collection="other")
     hop.append(*((key % 3, document(key % 3, n=key)) for key in range(events)))
     hop.append(*((key, document(key)) for key in range(2)), collection="other")

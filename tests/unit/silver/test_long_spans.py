@@ -32,6 +32,17 @@ def hop(tmp_path: Path) -> Iterator[Hop]:
         yield Hop(tmp_path)
 
 
+def test_a_service_that_is_behind_needs_no_query(hop: Hop) -> None:
+    """A backlog, or thousands of changes a second, went through Spark, which fell further behind: a minute for seconds of changes."""
+    silver, gold = hop.silver_run(), hop.gold_run()
+    for keys in (range(20_001), range(100)):
+        hop.append(*((key, bson.encode({"_id": key})) for key in keys))
+        assert silver.run_round().events == len(keys)
+        assert [result.changed for result in gold.published()] == [len(keys)]
+    silver.close()
+    gold.close()
+
+
 def test_the_size_of_an_event_is_also_that_of_its_changes(hop: Hop) -> None:
     """Updates without their documents counted as nothing, so that ranges of large ones were cut by their number alone."""
     bronze = Log(hop)
@@ -42,7 +53,7 @@ def test_the_size_of_an_event_is_also_that_of_its_changes(hop: Hop) -> None:
 
 def test_short_documents_of_a_wide_table_are_applied_in_short_ranges(hop: Hop, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each row has all of the columns: of nine hundred, a hundred thousand rows took a gigabyte, and of a thousand they went to Spark."""
-    monkeypatch.setattr(in_process, "SERVICE_EVENTS", 2)
+    monkeypatch.setattr(in_process, "MANY_EVENTS", 2)
     monkeypatch.setattr(collection_events, "PORTION_BYTES", 8000)
     names = [f"f{number}" for number in range(500)]
     hop.append((0, bson.encode({"_id": 0, **dict.fromkeys(names, 1)})))
@@ -70,7 +81,7 @@ def test_a_long_span_is_applied_range_by_range(
     bronze.append({"t": [{"op": "c", "key": key, "at": 10 + key, "after": {"_id": key, "n": 0}} for key in range(4)]})
     hop.run()
     monkeypatch.setattr(collection_events, *bound)
-    monkeypatch.setattr(in_process, "SERVICE_EVENTS", 2)
+    monkeypatch.setattr(in_process, "MANY_EVENTS", 2)
     for at, (key, n) in enumerate(((0, 1), (1, 1), (2, 2), (3, 3), (0, 0), (1, 1))):
         bronze.append({"t": [{"op": "u", "key": key, "at": 20 + at, "after": {"_id": key, "n": n}}]})
     read, in_order = [], collection_events.in_order
