@@ -22,8 +22,8 @@ HOPS: dict[str, tuple[str, ...]] = {
     "gate": (),
     "verify": (),
     "end_to_end": (),
-    "whole_collections": (),
     "service": (),
+    "whole_collections": (),
     "environments": (),
 }
 QUICK: dict[str, tuple[str, ...]] = {
@@ -39,8 +39,8 @@ QUICK: dict[str, tuple[str, ...]] = {
     "gate": ("--rows", "100000", "--changed", "2000"),
     "verify": ("--documents", "100000"),
     "end_to_end": ("--documents", "20000"),
-    "whole_collections": ("--documents", "20000"),
     "service": ("--documents", "20000"),
+    "whole_collections": ("--documents", "20000"),
     "environments": ("--batches", "4"),
 }
 
