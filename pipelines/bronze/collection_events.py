@@ -17,6 +17,7 @@ from cdc_core.silver import reduce
 from cdc_core.tables import layout as tables
 from pipelines.bronze import batch_rows, registry, survey
 from pipelines.delta import live_files
+from pipelines.spark import session as sparks
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -24,8 +25,10 @@ if TYPE_CHECKING:
 LOCAL_EVENTS = 250_000
 """The events that this process applies at once without Spark; with more, Spark is faster, even with compiling its first plan."""
 
-SPAN_EVENTS = 10_000_000 if (os.cpu_count() or 1) <= 8 else LOCAL_EVENTS
-"""The events that this process applies range by range without Spark; with many cores Spark is faster."""
+SPAN_EVENTS = 10_000_000
+"""The events that this process applies range by range without Spark, with up to `FEW_CORES`; with more Spark is faster (`span_events`)."""
+
+FEW_CORES = 8
 
 PORTION_EVENTS = 100_000
 """The events of such a range, which bound its memory together with `PORTION_BYTES`. With fewer, the data files would be so small
@@ -38,6 +41,12 @@ MANY_BYTES = 384 * 2**20
 
 _READ = ("kind", "db", "collection", "key", "sequence", "offset", "op", "after")
 _OPS = pa.array([each.value for each in bronze.Op])
+
+
+def span_events(spark: SparkSession) -> int:
+    """The events that this process applies range by range, instead of this machine's cores or a cluster's executors."""
+    has_few_cores = (os.cpu_count() or 1) <= FEW_CORES and sparks.is_local(spark)
+    return SPAN_EVENTS if has_few_cores else LOCAL_EVENTS
 
 
 def in_order(

@@ -94,7 +94,7 @@ class InProcess:
 
     def ranges(self, history: History, span: BatchRange, events: int) -> Sequence[BatchRange] | None:
         """The span, cut into ranges that are applied one after the other; None if it is one range, or for Spark."""
-        if not self.limit < events <= collection_events.SPAN_EVENTS:
+        if not self.limit < events <= collection_events.span_events(history.spark):
             return None
         live = _live(history)
         counts = None if live is None else survey.by_batch(history.spark, history.bronze, history.namespace, span)

@@ -6,6 +6,7 @@ If the first range needs Spark, so does the whole span: `tests/spark/silver/test
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -22,6 +23,7 @@ from pipelines.delta import local_log
 from pipelines.delta.writer import Writer
 from pipelines.silver import in_process, ranges
 from pipelines.silver import run as silver
+from pipelines.spark import session as sparks
 from tests.harness import bronze_rows, layers, oracle, without_spark
 from tests.harness.without_spark import SPARK, Hop, Log, NeedsSpark
 
@@ -41,6 +43,23 @@ def test_a_service_that_is_behind_needs_no_query(hop: Hop) -> None:
         assert [result.changed for result in gold.published()] == [len(keys)]
     silver.close()
     gold.close()
+
+
+@pytest.mark.parametrize(("cores", "is_local"), [(8, True), (9, True), (8, False)])
+def test_a_long_span_is_left_to_many_cores(hop: Hop, monkeypatch: pytest.MonkeyPatch, cores: int, is_local: bool) -> None:
+    """Those of this machine, or of a cluster's executors."""
+    monkeypatch.setattr(os, "cpu_count", lambda: cores)
+    monkeypatch.setattr(sparks, "is_local", lambda spark: is_local)
+    monkeypatch.setattr(collection_events, "LOCAL_EVENTS", 3)
+    monkeypatch.setattr(collection_events, "PORTION_EVENTS", 2)
+    monkeypatch.setattr(in_process, "MANY_EVENTS", 2)
+    for key in range(3):
+        hop.append(*((number, bson.encode({"_id": number})) for number in (key, key + 1)))
+    if (cores, is_local) == (8, True):
+        hop.silver()
+    else:
+        with pytest.raises(NeedsSpark):
+            hop.silver()
 
 
 def test_the_size_of_an_event_is_also_that_of_its_changes(hop: Hop) -> None:
