@@ -11,6 +11,7 @@ what was not met. For another suite, and for expectations that were not met, the
 
 from __future__ import annotations
 
+import functools
 import os
 import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -159,9 +160,11 @@ class Gate(Audit):
         suite = self.suites.get(candidate.name)
         if suite is None:
             return {}
-        whole = _with_rescued(suite, candidate.whole())
         changed = None if candidate.changed is None else _with_rescued(suite, candidate.changed)
-        missing_columns = list(suites.missing_columns(suite, whole.columns, table=candidate.name))
+        # Planning the whole table takes a second, and most suites are about rows.
+        whole = functools.cache(lambda: _with_rescued(suite, candidate.whole()))
+        columns = (whole() if changed is None else changed).columns
+        missing_columns = list(suites.missing_columns(suite, columns, table=candidate.name))
         problems = [problem for each, problem in missing_columns if each.severity is suites.Severity.CRITICAL]
         if problems:
             raise errors.SettingsError(problems)
@@ -175,9 +178,9 @@ class Gate(Audit):
         about_table = [each for each in checkable if each not in about_rows]
         outcomes |= {
             id(each): (result, kind)
-            for frame, expectations, kind in ((changed, about_rows, "changed"), (whole, about_table, "whole"))
-            if frame is not None
-            for each, result in zip(expectations, library.judged(frame, expectations, keys=candidate.keys))
+            for frame, expectations, kind in ((lambda: changed, about_rows, "changed"), (whole, about_table, "whole"))
+            if expectations
+            for each, result in zip(expectations, library.judged(frame(), expectations, keys=candidate.keys))
         }
         results = [_Outcome(each, *outcomes[id(each)]) for each in suite.expectations]
         failed = [each for each in results if each.is_critical_failure]

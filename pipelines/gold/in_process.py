@@ -1,7 +1,7 @@
 """Publishes changed documents in this process: what `current.GoldTable.merged` does, without a query.
 
-For a collection without expectations, if this process can read the files of its silver and gold tables. Everything else goes through
-`GoldTable`.
+If this process can read the files of its silver and gold tables. Everything else goes through `GoldTable`. Great Expectations checks the
+changed rows in Spark; up to `JUDGED_BYTES` of them are sent there.
 """
 
 from __future__ import annotations
@@ -28,6 +28,9 @@ _STATE = ("__deleted", "__incomplete", "__known")
 
 LOCAL_ROWS = 1_000_000
 """The most rows that are published here. Beyond that, Spark on many cores is faster; on two cores it never is."""
+
+JUDGED_BYTES = 32 * 2**20
+"""The most bytes of changed rows that are sent to Spark for their expectations; more of them it reads itself."""
 
 
 @dataclass
@@ -87,6 +90,10 @@ def merged(table: current.GoldTable, sources: SourceFiles, writer: Writer) -> in
         new_columns = table_columns.replacing(held_columns, columns)
         if alterations.impossible or not table_columns.is_same(new_columns, columns):
             return None
+        if table.audit.judges(str(table.work.namespace)) and changes.keys:
+            # Rows that are written again for a wider type are all checked again.
+            if alterations.widened or not _is_judged(table, sources, writer, columns):
+                return None
         if alterations.added and not alterations.widened:
             if not (writer.define(table_columns.with_added(held_columns, columns)) and live.at(writer.version)):
                 return None
@@ -100,6 +107,20 @@ def merged(table: current.GoldTable, sources: SourceFiles, writer: Writer) -> in
         return 0
     assert table.work.gold.to is not None
     return len(changes.keys) if _replaced(table, sources, writer, table.work.gold.to, changes.keys) else None
+
+
+def _is_judged(table: current.GoldTable, sources: SourceFiles, writer: Writer, columns: StructType) -> bool:
+    """Check the changed documents' expectations; False if they are too large. Raises what the audit raises."""
+    assert table.work.gold.to is not None
+    schema = table_schema.arrow_schema(columns.jsonValue())
+    parts, size_bytes = [schema.empty_table()], 0
+    for part in sources.documents(table.work.gold.to, schema):
+        size_bytes += part.nbytes
+        if size_bytes > JUDGED_BYTES:
+            return False
+        parts.append(part)
+    table.judge(writer.table, table.spark.createDataFrame(pa.concat_tables(parts), columns), writer.metadata)
+    return True
 
 
 def _replaced(table: current.GoldTable, sources: SourceFiles, writer: Writer, above: int, keys: Sequence[str]) -> bool:

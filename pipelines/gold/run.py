@@ -446,10 +446,8 @@ class _GoldRun:
         )
 
     def _sources(self, table: current.GoldTable) -> in_process.SourceFiles | None:
-        """The tables from which this process can publish changes itself; None if it cannot read them, or the table has expectations."""
+        """The tables from which this process can publish changes itself; None if it cannot read them."""
         namespace = table.work.namespace
-        if self.audit.judges(str(namespace)):
-            return None
         if namespace not in self.sources:
             self.sources[namespace] = in_process.SourceFiles.of(self.spark, table.silver, table.deletes)
         return self.sources[namespace]

@@ -18,7 +18,7 @@ from cdc_core.tables.layout import Layer
 from pipelines.delta import ops_tables
 from pipelines.delta import tables as delta
 from pipelines.demo import quality
-from pipelines.gold import expectations, models, publish
+from pipelines.gold import current, expectations, in_process, models, publish
 from pipelines.gold import great_expectations as library
 from pipelines.gold import run as gold
 from pipelines.gold.candidate import Candidate
@@ -219,6 +219,57 @@ def test_a_refused_version_of_documents_hinders_no_other_table(spark: SparkSessi
     run(things=[document(3, 3, 14), document(4, 4, 15)])
     assert rows("things") == {(1, 1), (2, 2), (3, 3), (4, 4)}
     assert gold.run(spark, settings).changed == 0
+
+
+def test_changed_documents_are_judged_without_a_query_over_the_tables(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Types of all kinds, deletes and new columns; a refused version leaves the table's columns, too. More rows are read by Spark."""
+    suite = (
+        '{"table": "cases.things", "expectations": ['
+        '{"type": "expect_column_values_to_be_between", "kwargs": {"column": "n", "min_value": 0}},'
+        '{"type": "expect_column_values_to_be_between", "kwargs": {"column": "at", "min_value": "2024-01-01", "max_value": "2026-01-01"}}]}'
+    )
+    settings = gold_shop.made(spark, tmp_path, {}, suites={"things.json": suite}).settings
+    settings = dataclasses.replace(settings, gold=dataclasses.replace(settings.gold, models=None))
+    layout = delta.layout(settings.lakehouse)
+    log = bronze_rows.Log(spark, layout.bronze(settings.name))
+
+    def run(*events: dict[str, Any]) -> list[dict[str, Any]]:
+        log.append({"things": [*events]})
+        silver.run(spark, settings)
+        publish.run(spark, settings)
+        return oracle.rows(oracle.read(layout.gold("cases", "things").path or ""), by="__key")
+
+    def document(key: int, n: int, at: int, **more: Any) -> dict[str, Any]:
+        after = {
+            "_id": key,
+            "n": n,
+            "at": {"$date": {"$numberLong": "1750000000000"}},
+            "price": {"$numberDecimal": "1.50"},
+            "lines": [
+                {"sku": {"$oid": "0123456789abcdef01234567"}, "raw": {"$binary": {"base64": "AA==", "subType": "00"}}}
+            ],
+            **more,
+        }
+        return {"op": "u", "key": key, "at": at, "after": after}
+
+    first = run(document(1, 1, 10), document(2, 2, 10))
+    with monkeypatch.context() as patch:
+        patch.setattr(current.GoldTable, "merged", lambda *_: pytest.fail("by Spark"))
+        second = run(document(1, 5, 11), document(3, 3, 11), {"op": "d", "key": 2, "at": 12})
+        assert second == [{**first[0], "n": 5}, {**first[0], "_id": 3, "n": 3, "__key": "3"}]
+        assert [row["judged"] for row in results(spark, settings)[-2:]] == ["changed", "changed"]
+        with pytest.raises(errors.GateFailed, match="1 of 1 changed rows do not meet it, for example with the keys 1"):
+            run(document(1, -1, 13, late=1))
+        held = oracle.read(layout.gold("cases", "things").path or "")
+        assert oracle.rows(held, by="__key") == second and "late" not in held.column_names
+        third = run(document(1, 6, 14, late=2))
+        assert [(row["n"], row.get("late")) for row in third] == [(6, 2), (3, None)]
+    monkeypatch.setattr(in_process, "JUDGED_BYTES", 0)
+    with pytest.raises(errors.GateFailed, match="1 of 1 changed rows do not meet it"):
+        run(document(3, -1, 15))
+    assert run(document(3, 7, 16)) == [third[0], {**third[1], "n": 7}]
 
 
 MISTAKES = {
