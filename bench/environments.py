@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import functools
-import os
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -70,13 +69,7 @@ class Meter:
 
     def _read(self) -> tuple[float, float, int]:
         jvm = self.spark.sparkContext._gateway.proc.pid
-        return time.monotonic(), time.process_time() + _cpu(jvm), object_store.count(self.store)
-
-
-def _cpu(pid: int) -> float:
-    """The CPU seconds of a process."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        return time.monotonic(), time.process_time() + ground.processor_seconds(jvm), object_store.count(self.store)
 
 
 def in_catalog(spark: Any, chosen: settings.Settings, folder: Path) -> settings.Settings:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import os
 import random
 import string
 import sys
@@ -128,6 +129,29 @@ def pipeline(uri: str, root: Path | str, *, name: str = "bench", **source: Any) 
             "source": {"mongodb.connection.string": uri, "oplog.headroom.warning.hours": 0, **source},
         }
     )
+
+
+def processor_seconds(pid: int) -> float:
+    """The processor seconds of a process."""
+    user, system, *_ = _ticks(Path(f"/proc/{pid}/stat"))[1]
+    return (user + system) / os.sysconf("SC_CLK_TCK")
+
+
+def family_processor_seconds(pid: int) -> float:
+    """The processor seconds of a process and its children, also of those that have ended."""
+    ticks = 0
+    for file in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it has just ended
+            parent, own_ticks = _ticks(file)
+            if pid in (int(file.parent.name), parent):
+                ticks += sum(own_ticks)
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def _ticks(stat: Path) -> tuple[int, Sequence[int]]:
+    """A process's parent, and its ticks: utime, stime, and cutime and cstime of its ended children (proc(5))."""
+    fields = stat.read_text().rpartition(")")[2].split()
+    return int(fields[1]), [*map(int, fields[11:15])]
 
 
 def told(rows: Iterable[Row]) -> Iterator[Row]:

@@ -10,7 +10,6 @@ is the writer: the seconds in which it wrote the changes, on the same cores.
 from __future__ import annotations
 
 import argparse
-import os
 import random
 import signal
 import subprocess
@@ -43,14 +42,14 @@ def service_rows(uri: str, shape: str, *, documents: int, seed: int) -> Iterator
             running = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
             try:
                 peak = _peak_until(running, gold, rows=documents, last=documents - 1)
-                processor = processor_seconds(running.pid)
+                processor = ground.family_processor_seconds(running.pid)
                 yield ("first load", documents, "", time.monotonic() - began, processor, peak)
                 began = time.monotonic()
                 source.change(changes)
                 source.insert(1)  # the last event of all: with it, gold has all others
                 written = time.monotonic()
                 peak = _peak_until(running, gold, rows=1, last=source.next - 1)
-                seconds, used = time.monotonic() - written, processor_seconds(running.pid) - processor
+                seconds, used = time.monotonic() - written, ground.family_processor_seconds(running.pid) - processor
                 yield ("mix", changes, written - began, seconds, used, peak)
             finally:
                 running.send_signal(signal.SIGTERM)
@@ -79,19 +78,6 @@ def _holds(gold: Path, *, rows: int, last: int) -> bool:
     key = end_to_end._id(last)
     found = pa.table(held.execute(f"SELECT count(*) AS rows, count(*) FILTER (WHERE _id = '{key}') AS last FROM held"))
     return bool(found["rows"][0].as_py() >= rows and found["last"][0].as_py())
-
-
-def processor_seconds(pid: int) -> float:
-    """The processor seconds of a process and its children, also of those that have ended."""
-    ticks = 0
-    for file in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = file.read_text().rpartition(")")[2].split()
-        except OSError:  # it has just ended
-            continue
-        if pid in (int(file.parent.name), int(fields[1])):
-            ticks += sum(map(int, fields[11:15]))  # utime, stime, cutime, cstime
-    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 COLUMNS = ("documents", "count", "written in s", "in gold after s", "processor s", "MB")

@@ -44,7 +44,7 @@ _OPS = pa.array([each.value for each in bronze.Op])
 
 
 def span_events(spark: SparkSession) -> int:
-    """The events that this process applies range by range, instead of this machine's cores or a cluster's executors."""
+    """The most events that this process applies range by range; more are left to Spark, with this machine's many cores or its executors."""
     has_few_cores = (os.cpu_count() or 1) <= FEW_CORES and sparks.is_local(spark)
     return SPAN_EVENTS if has_few_cores else LOCAL_EVENTS
 

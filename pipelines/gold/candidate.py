@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 class Candidate:
     """The rows that a table would have; readers do not see them yet.
 
-    `name` is the collection or the model, `whole` returns all rows, `changed` are those that the last good version lacks (None if unknown),
+    `name` is the collection or the model, `whole` returns all rows, `changed` are those that the last good version lacks (None if unknown; else with the columns of `whole`),
     `keys` the columns that identify a row, and `live` the metadata of the last good version's commit. Both frames give exactly the rows
     that are then published: they are computed already, or functions of versions of tables.
     """

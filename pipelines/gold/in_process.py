@@ -27,7 +27,7 @@ _STATE = ("__deleted", "__incomplete", "__known")
 """Silver's columns that say whether a row is a current document."""
 
 LOCAL_ROWS = 1_000_000
-"""The most rows that are published here. Beyond that, Spark on many cores is faster; on two cores it never is."""
+"""The most rows that are published here at a time. Beyond that, Spark on many cores is faster; on two cores it never is."""
 
 JUDGED_BYTES = 32 * 2**20
 """The most bytes of changed rows that are sent to Spark for their expectations; more of them it reads itself."""
@@ -35,26 +35,23 @@ JUDGED_BYTES = 32 * 2**20
 
 @dataclass
 class SourceFiles:
-    """The files of a collection's silver table and of its remembered deletes; at most `limit` rows are published at a time."""
+    """The files of a collection's silver table and of its remembered deletes."""
 
     silver: LiveFiles
     deletes: LiveFiles
-    limit: int
 
     @staticmethod
-    def of(
-        spark: SparkSession, silver: tables.TableRef, deletes: tables.TableRef, *, limit: int = LOCAL_ROWS
-    ) -> SourceFiles | None:
+    def of(spark: SparkSession, silver: tables.TableRef, deletes: tables.TableRef) -> SourceFiles | None:
         """The files of these tables; None if this process cannot read them."""
         files = live_files.of(spark, silver), live_files.of(spark, deletes)
-        return None if files[0] is None or files[1] is None else SourceFiles(files[0], files[1], limit)
+        return None if files[0] is None or files[1] is None else SourceFiles(files[0], files[1])
 
     def states(self, above: int) -> pa.Table | None:
-        """`__key`, the state columns and `is_rescued` of silver's rows of batches after `above`; None if they may be more than `limit`.
+        """`__key`, the state columns and `is_rescued` of silver's rows of batches after `above`; None if they may be more than `LOCAL_ROWS`.
 
         Raises `NotReadable`.
         """
-        if self.silver.count_above("__batch", above) > self.limit:
+        if self.silver.count_above("__batch", above) > LOCAL_ROWS:
             return None
         names = [name for name in ("__key", "__rescued", *_STATE) if name in self.silver.schema.names]
         empty = pa.schema([self.silver.schema.field(name) for name in names]).empty_table()
@@ -163,7 +160,7 @@ class FirstLoad:
 
 
 def first_load(table: current.GoldTable, sources: SourceFiles) -> FirstLoad | None:
-    """What a new table will contain; None if this process cannot read it, or it is more than the limit."""
+    """What a new table will contain; None if this process cannot read it, or it is more than `LOCAL_ROWS`."""
     silver = sources.silver
     try:
         states = sources.states(-1) if silver.at(table.work.silver.version) else None
@@ -217,7 +214,7 @@ def _removed(table: current.GoldTable, sources: SourceFiles) -> dict[str, str]:
     if not deletes.at_newest():
         raise NotReadable
     assert table.work.gold.to is not None
-    rows = deletes.rows_above("__batch", table.work.gold.to, columns=deletes.schema.names, limit=sources.limit)
+    rows = deletes.rows_above("__batch", table.work.gold.to, columns=deletes.schema.names, limit=LOCAL_ROWS)
     sequences: dict[str, str] = {}
     for key, sequence, batch in zip(*(rows[name].to_pylist() for name in ("__key", "__sequence", "__batch"))):
         if batch <= table.work.silver.to:

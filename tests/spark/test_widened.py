@@ -108,7 +108,7 @@ def test_a_wider_type_gives_what_queries_give(spark: SparkSession, tmp_path: Pat
         hops[0].run()
         with monkeypatch.context() as patch:
             patch.setattr(collection_events, "LOCAL_EVENTS", -1)
-            patch.setattr(gold_in_process.SourceFiles, "of", lambda *tables, **limit: None)
+            patch.setattr(gold_in_process.SourceFiles, "of", lambda *tables: None)
             hops[1].run()
     found, expected = map(content, hops)
     assert found == expected

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from cdc_core.settings.parse import Settings
+    from cdc_core.tables import layout as tables
 
 TOTALS = """\
 {{ config(materialized='incremental', unique_key='customer') }}
@@ -179,6 +180,14 @@ def test_a_column_that_is_named_like_a_path_is_judged(spark: SparkSession) -> No
     assert all({name: kwargs[name] for name in given} == given for kwargs, (given, _, _) in zip(said, DOTTED.values()))
 
 
+def documents_with(spark: SparkSession, folder: Path, suite: str) -> tuple[Settings, tables.Layout, bronze_rows.Log]:
+    """The settings of a lakehouse without models, whose collection `things` has the suite; its tables, and its bronze."""
+    settings = gold_shop.made(spark, folder, {}, suites={"things.json": suite}).settings
+    settings = dataclasses.replace(settings, gold=dataclasses.replace(settings.gold, models=None))
+    layout = delta.layout(settings.lakehouse)
+    return settings, layout, bronze_rows.Log(spark, layout.bronze(settings.name))
+
+
 def test_a_refused_version_of_documents_hinders_no_other_table(spark: SparkSession, tmp_path: Path) -> None:
     """The collection stays at its last good version until a later one meets its suite, and other collections are published. Uniqueness is
     checked in the whole table.
@@ -188,10 +197,7 @@ def test_a_refused_version_of_documents_hinders_no_other_table(spark: SparkSessi
         '{"type": "expect_column_values_to_not_be_null", "kwargs": {"column": "n"}},'
         '{"type": "expect_column_values_to_be_unique", "kwargs": {"column": "n"}}]}'
     )
-    settings = gold_shop.made(spark, tmp_path, {}, suites={"things.json": suite}).settings
-    settings = dataclasses.replace(settings, gold=dataclasses.replace(settings.gold, models=None))
-    layout = delta.layout(settings.lakehouse)
-    log = bronze_rows.Log(spark, layout.bronze(settings.name))
+    settings, layout, log = documents_with(spark, tmp_path, suite)
 
     def rows(collection: str) -> set[tuple[Any, ...]]:
         held = oracle.read(layout.gold("cases", collection).path or "", columns=["_id", "n"])
@@ -230,10 +236,7 @@ def test_changed_documents_are_judged_without_a_query_over_the_tables(
         '{"type": "expect_column_values_to_be_between", "kwargs": {"column": "n", "min_value": 0}},'
         '{"type": "expect_column_values_to_be_between", "kwargs": {"column": "at", "min_value": "2024-01-01", "max_value": "2026-01-01"}}]}'
     )
-    settings = gold_shop.made(spark, tmp_path, {}, suites={"things.json": suite}).settings
-    settings = dataclasses.replace(settings, gold=dataclasses.replace(settings.gold, models=None))
-    layout = delta.layout(settings.lakehouse)
-    log = bronze_rows.Log(spark, layout.bronze(settings.name))
+    settings, layout, log = documents_with(spark, tmp_path, suite)
 
     def run(*events: dict[str, Any]) -> list[dict[str, Any]]:
         log.append({"things": [*events]})

@@ -146,7 +146,7 @@ def test_both_ways_give_the_same(
                 patch.setattr(live_files, "PART_ROWS", 3)
                 if hop is ways[1]:
                     patch.setattr(collection_events, "LOCAL_EVENTS", -1)
-                    patch.setattr(gold_small_batch.SourceFiles, "of", lambda *tables, **limit: None)
+                    patch.setattr(gold_small_batch.SourceFiles, "of", lambda *tables: None)
                 hop.run()
         if number % 3 == 1 or number == len(batches) - 1:
             for kind in ("silver", "gold", "deletes"):

@@ -179,7 +179,7 @@ def test_killed_anywhere(spark: SparkSession, lakehouse: Path, monkeypatch: pyte
     All steps are those of Spark. A late event in each batch needs a MERGE in silver; gold replaces its rows without one.
     """
     monkeypatch.setattr(collection_events, "LOCAL_EVENTS", -1)
-    monkeypatch.setattr(gold_small_batch.SourceFiles, "of", lambda *_, **__: None)
+    monkeypatch.setattr(gold_small_batch.SourceFiles, "of", lambda *_: None)
     hop = Hop(spark, pipeline(lakehouse))
     wanted: dict[int, Row] = {}
     for number, (owner, name, after) in enumerate(KILLS):
