@@ -16,7 +16,7 @@ from __future__ import annotations
 import enum
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from cdc_core import errors
@@ -44,6 +44,9 @@ TABLE_EXPECTATIONS = frozenset(
 """Expectations that only hold for a whole table, not for single rows."""
 
 _COLUMNS = ("column", "column_A", "column_B")
+_CONDITION = "row_condition"
+"""The argument that limits an expectation to some rows, by any columns."""
+_OF_ROW_COUNT = frozenset({"expect_table_row_count_to_be_between", "expect_table_row_count_to_equal"})
 
 
 @dataclass(frozen=True)
@@ -187,6 +190,18 @@ def _section(
             hint = values.did_you_mean(str(key), known) or f"known are {', '.join(known[:4])}"
             problems.append(errors.Problem(f"{location}{'.' if place else ': '}{key}", "there is no such key", hint))
     return entry
+
+
+def columns_read(expectations: Iterable[Expectation], columns: Sequence[str]) -> list[str] | None:
+    """Those of a table's columns that the expectations read; None if one of them may read any of them."""
+    names: dict[str, None] = {}
+    for each in expectations:
+        if each.type in _OF_ROW_COUNT and _CONDITION not in each.kwargs:
+            continue
+        if not each.columns or _CONDITION in each.kwargs:
+            return None
+        names |= dict.fromkeys(name if name in columns else name.partition(".")[0] for name in each.columns)
+    return [*names]
 
 
 def missing_columns(suite: Suite, columns: Sequence[str], *, table: str) -> Iterator[tuple[Expectation, errors.Problem]]:

@@ -14,7 +14,8 @@ from __future__ import annotations
 import functools
 import os
 import uuid
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -27,8 +28,9 @@ from cdc_core.expectations import suite as suites
 from cdc_core.expectations.suite import Expectation, Suite
 from cdc_core.properties import types as values
 from cdc_core.settings.parse import Settings
+from cdc_core.sql.names import identifier
 from pipelines import clock
-from pipelines.delta import ops_tables
+from pipelines.delta import ops_tables, query_execution
 from pipelines.delta import tables as delta
 from pipelines.gold import great_expectations as library
 from pipelines.gold.candidate import Audit, Candidate
@@ -176,12 +178,13 @@ class Gate(Audit):
         about_rows = [each for each in checkable if changed is not None and self._was_met(suite, each, candidate.live)]
         # Expectations about the whole table (a count, a unique column) depend on all rows, also on removed ones.
         about_table = [each for each in checkable if each not in about_rows]
-        outcomes |= {
-            id(each): (result, kind)
-            for frame, expectations, kind in ((lambda: changed, about_rows, "changed"), (whole, about_table, "whole"))
-            if expectations
-            for each, result in zip(expectations, library.judged(frame(), expectations, keys=candidate.keys))
-        }
+        if changed is not None and about_rows:
+            by_rows = library.judged(changed, about_rows, keys=candidate.keys)
+            outcomes |= {id(each): (result, "changed") for each, result in zip(about_rows, by_rows)}
+        if about_table:
+            with _narrow(whole(), about_table, candidate.keys) as rows:
+                by_table = library.judged(rows, about_table, keys=candidate.keys)
+            outcomes |= {id(each): (result, "whole") for each, result in zip(about_table, by_table)}
         results = [_Outcome(each, *outcomes[id(each)]) for each in suite.expectations]
         failed = [each for each in results if each.is_critical_failure]
         # Noted before a refusal is raised: its message refers to these rows.
@@ -236,6 +239,20 @@ class Gate(Audit):
             for outcome in results
         ]
         ops_tables.note(spark, delta.layout(self.settings.lakehouse).ops("expectations"), rows, SCHEMA)
+
+
+@contextmanager
+def _narrow(rows: DataFrame, expectations: Sequence[Expectation], keys: Sequence[str]) -> Iterator[DataFrame]:
+    """The rows with the columns that the expectations read, computed once: the library reads them once per figure.
+
+    As they are without keys. Such rows are computed already, or are a view, for which a failing query is a result of the check.
+    """
+    names = suites.columns_read(expectations, rows.columns)
+    if not names or not keys:
+        yield rows
+        return
+    with query_execution.held(rows.select(*map(identifier, dict.fromkeys([*names, *keys])))) as narrow:
+        yield narrow
 
 
 def _with_rescued(suite: Suite, rows: DataFrame) -> DataFrame:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from cdc_core import errors
@@ -110,6 +112,33 @@ def test_what_the_library_wrote_is_read() -> None:
         "a.json: suite_parameters: nothing sets parameters here (write the values directly)",
         "a.json: expectations[0].kwargs.value: nothing sets parameters here (write the value)",
     ]
+
+
+NULL, UNIQUE, COUNT = (
+    "expect_column_values_to_not_be_null",
+    "expect_compound_columns_to_be_unique",
+    "expect_table_row_count_to_equal",
+)
+
+
+@pytest.mark.parametrize(
+    ("expectations", "columns"),
+    [
+        ([(NULL, {"column": "total"}), (UNIQUE, {"column_list": ["a.b", "c.d"]})], ["total", "a", "c.d"]),
+        ([("expect_column_pair_values_to_be_equal", {"column_A": "a", "column_B": "total"})], ["a", "total"]),
+        ([(COUNT, {"value": 5})], []),
+        ([(NULL, {"column": "total", "row_condition": "a.b = 1", "condition_parser": "spark"})], None),
+        ([(COUNT, {"value": 5, "row_condition": "total > 1", "condition_parser": "spark"})], None),
+        ([(NULL, {"column": "total"}), ("unexpected_rows_expectation", {"unexpected_rows_query": "SELECT 1"})], None),
+        ([("expect_table_column_count_to_equal", {"value": 5})], None),
+        ([("expect_column_to_exist", {"column": "total"})], None),
+    ],
+)
+def test_columns_that_expectations_read(expectations: list[tuple[str, dict[str, Any]]], columns: list[str] | None) -> None:
+    """All columns are needed where an expectation counts them, runs a query of its own, or has a condition on rows."""
+    entries = [{"type": kind, "kwargs": kwargs} for kind, kwargs in expectations]
+    parsed = suite.parse({"expectations": entries}, name="t", where="t.yml").expectations
+    assert suite.columns_read(parsed, ["total", "a", "c.d"]) == columns
 
 
 TRACEBACKS = {
