@@ -173,7 +173,7 @@ class Decoder:
                 findings.hard.update(index for index, number in enumerate(accepted) if not _has_fields_once(strings[number]))
         except RecursionError:  # deeper than any BSON document
             accepted, findings, decoded_rows = [], Findings(), None
-        findings.hard |= findings.laid_out & findings.rescued.keys()
+        findings.hard.update(findings.rescued_in_arrays())
         hard_numbers = {number for number, text in enumerate(strings) if text is not None}.difference(accepted)
         exact_numbers = sorted(hard_numbers.union(accepted[index] for index in findings.hard))
         rows = self._assembled(strings, decoded_rows, accepted, exact_numbers)
@@ -205,8 +205,8 @@ class Decoder:
         arrays: dict[tuple[str, ...], pa.Array] = {}
         if self.schema.naming.flatten:
             _, empty_documents = _flattened(self._root, structs, _root, (), arrays, findings)
-            for row, path in empty_documents:
-                findings.rescue(row, path, "{}")
+            for row, path, text in empty_documents:
+                findings.rescue(row, path, text)
         else:
             for item, reader, values, classes, place in self._root.members(structs, _root, findings):
                 if reader is not None:
@@ -281,12 +281,12 @@ def _flattened(
     path: tuple[str, ...],
     arrays: dict[tuple[str, ...], pa.Array],
     findings: Findings,
-) -> tuple[pa.BooleanArray, list[tuple[int, str | None]]]:
+) -> tuple[pa.BooleanArray, list[tuple[int, str | None, str]]]:
     """Puts the columns below a document into `arrays`. Returns where all of them are null, and the documents below that
-    are empty.
+    are empty, with their texts.
     """
     all_null = pa.array(itertools.repeat(True, len(structs)), pa.bool_())
-    empty_documents: list[tuple[int, str | None]] = []
+    empty_documents: list[tuple[int, str | None, str]] = []
     for item, reader, values, classes, place in document.members(structs, where, findings):
         column = (*path, item.name)
         if isinstance(reader, DocumentReader):
@@ -294,7 +294,11 @@ def _flattened(
             is_null, inner_empty = _flattened(reader, inner_structs, place, column, arrays, findings)
             holds_nothing = is_null if absent is None else pc.and_not(is_null, pa.array(absent, pa.bool_()))
             if holds_nothing.true_count:
-                empty_documents += [place(row) for row, is_empty in enumerate(holds_nothing.to_pylist()) if is_empty]
+                empty_documents += [
+                    (*place(row), "[]" if type(values[row]) is list else "{}")
+                    for row, is_empty in enumerate(holds_nothing.to_pylist())
+                    if is_empty
+                ]
             empty_documents += inner_empty
         elif reader is not None:
             array = reader.read(values, classes, place, findings)

@@ -117,7 +117,7 @@ class DocumentReader(ColumnReader):
             return values, None
         if list in classes and self.values.arrays_as_documents:
             values = [
-                self._of_array(value, where(number)[0], findings) if type(value) is list else value
+                self._of_array(value, *where(number), findings) if type(value) is list else value
                 for number, value in enumerate(values)
             ]
             classes = {*map(type, values)}
@@ -128,7 +128,7 @@ class DocumentReader(ColumnReader):
         absent = [type(value) is not self.struct for value in values]
         return [self._blank if is_absent else value for is_absent, value in zip(absent, values)], absent
 
-    def _of_array(self, value: list[Any], row: int, findings: Findings) -> Any:
+    def _of_array(self, value: list[Any], row: int, path: str | None, findings: Findings) -> Any:
         """An array laid out as a document, in decoded form; None if it needs the exact path."""
         # A null does not need its key, which may have no column.
         items = {f"_{index}": item for index, item in enumerate(value) if item is not None}
@@ -139,7 +139,7 @@ class DocumentReader(ColumnReader):
             findings.hard.add(row)
             return None
         findings.keys -= len(items)  # these keys do not appear in the text
-        findings.laid_out.add(row)
+        findings.laid_out.setdefault(row, []).append(path or "")
         return document
 
     def _of_items(self, items: dict[str, Any]) -> Any:

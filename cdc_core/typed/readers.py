@@ -12,7 +12,7 @@ import bisect
 import itertools
 import re
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Union
 
@@ -95,8 +95,8 @@ class Findings:
     """Documents that would change the schema."""
     hard: set[int] = field(default_factory=set)
     """Documents that need the exact path."""
-    laid_out: set[int] = field(default_factory=set)
-    """Documents with an array that was read as a document: only the exact path knows the paths of values rescued in them."""
+    laid_out: dict[int, list[str]] = field(default_factory=dict)
+    """The paths of arrays that were read as documents: only the exact path knows the paths of values rescued in them."""
     keys: int = 0
     """The number of keys in the columns' values; the texts must have as many."""
 
@@ -106,6 +106,13 @@ class Findings:
         if path in entries:
             self.hard.add(row)
         entries[path or ""] = text
+
+    def rescued_in_arrays(self) -> Iterator[int]:
+        """The documents with a value rescued in an array that was read as a document."""
+        for row in self.laid_out.keys() & self.rescued.keys():
+            starts = tuple(f"{path}." for path in self.laid_out[row])
+            if any(path.startswith(starts) for path in self.rescued[row]):
+                yield row
 
 
 Where = Callable[[int], "tuple[int, str | None]"]
