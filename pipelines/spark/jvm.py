@@ -387,14 +387,13 @@ _SCARCE = (
 )
 """What the system, a shell or a JVM says where it has no process, thread or memory left."""
 
-_NO_REASON = (
-    "at ",
-    "... ",
-    "WARNING: ",
-    "Error: Could not create the Java Virtual Machine",
-    "Error: A fatal exception has occurred",
+_NO_REASON = re.compile(
+    r"at |\.\.\. |WARNING: |\S.* VM warning: |(NOTE: )?Picked up |\[[^]]*\]\[(info|warning)"
+    r"|Using Spark's default log4j profile|Setting default log level|To adjust logging level|\S+ \S+ (INFO|WARN) "
+    r"|Error: Could not create the Java Virtual Machine|Error: A fatal exception has occurred"
 )
-"""The beginnings of lines in a JVM's output that are no reason why it ended: of a stack trace, warnings, and what follows the reason."""
+"""The beginnings of lines in a JVM's output that are no reason why it ended: of a stack trace, warnings, what Java and Spark say at every
+start, and what follows the reason."""
 
 _NO_COMMAND = "CMD: bad array subscript"
 """The end of the line of Spark's script where Java printed no command; the reason is before it."""
@@ -435,9 +434,7 @@ def _why_not(error: Exception) -> errors.MedallionError:
             f"{log_file()})"
         )
     # Skips the lines of a stack trace below its message, and what Spark's script says where Java printed it no command.
-    reasons = (
-        line for line in reversed(lines) if line and not line.startswith(_NO_REASON) and not line.endswith(_NO_COMMAND)
-    )
+    reasons = (line for line in reversed(lines) if line and not _NO_REASON.match(line) and not line.endswith(_NO_COMMAND))
     reason = next(reasons, "")
     if isinstance(error, OSError):
         reason = reason or error.strerror or type(error).__name__

@@ -331,7 +331,21 @@ def test_a_system_that_starts_no_process_is_quoted(number: int, monkeypatch: pyt
     assert type(told) is errors.Temporary and os.strerror(number) in str(told)
 
 
-@pytest.mark.parametrize("output", ["", "WARNING: Using incubator modules: jdk.incubator.vector\n"])
+SAID_AT_EVERY_START = (
+    "Picked up JAVA_TOOL_OPTIONS: -Xmx1g",
+    "NOTE: Picked up JDK_JAVA_OPTIONS: -Xmx1g",
+    "[0.159s][warning][cds,dynamic] Unable to use shared archive. The top archive failed to load: /x/spark-classes.jsa",
+    "OpenJDK 64-Bit Server VM warning: Sharing is only supported for boot loader classes because bootstrap classpath has been appended",
+    "WARNING: Using incubator modules: jdk.incubator.vector",
+    "Using Spark's default log4j profile: org/apache/spark/log4j2-defaults.properties",
+    "26/11/30 07:36:32 WARN Utils: Set SPARK_LOCAL_IP if you need to bind to another address",
+    'Setting default log level to "WARN".',
+    "To adjust logging level use sc.setLogLevel(newLevel). For SparkR, use setLogLevel(newLevel).",
+)
+"""The lines of a JVM that starts, in order. Which of them it wrote before it was killed depends on the moment."""
+
+
+@pytest.mark.parametrize("output", ["", *("\n".join(SAID_AT_EVERY_START[:number]) for number in range(1, 10))])
 def test_a_jvm_that_is_killed_while_it_starts_is_tried_again(
     output: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
