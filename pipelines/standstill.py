@@ -41,15 +41,12 @@ class Standstill:
                     result = layer(Either(stop, self._requested))
                     # Combined at once: a service with a cut each minute would collect a list of results for weeks.
                     total = result if total is None else together(total, result)
-                except errors.MedallionError as error:
-                    # The end of a round raises the errors of failed collections; the next round raises them again.
-                    if (
-                        stop.is_set()
-                        or not self._requested.is_set()
-                        or isinstance(spark_failures.translated(error), errors.SparkLost)
-                    ):
+                except Exception as error:
+                    # The end of a round raises the errors of failed collections, a bug's too; the next round raises them again.
+                    failure = spark_failures.translated(error) or error
+                    if stop.is_set() or not self._requested.is_set() or isinstance(failure, errors.SparkLost):
                         raise
-                    log.warning("%s has stopped, because of this earlier error: %s", name, error)
+                    log.warning("%s has stopped, because of this earlier error: %s", name, errors.message_of(failure))
                 if stop.is_set() and total is not None:
                     return total
                 self._stand(name, stop)

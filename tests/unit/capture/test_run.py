@@ -209,8 +209,12 @@ def test_a_given_spark_that_is_stopped_is_not_restarted(monkeypatch: pytest.Monk
         pipeline.run_again(None, SETTINGS, again=lambda: None, once=False, stop=threading.Event())  # type: ignore[arg-type,return-value]
 
 
-def test_layers_stand_still_and_go_on() -> None:
-    """No layer runs during the block. The results from before and after it are combined, and a stop ends the layers in either."""
+@pytest.mark.parametrize("error", [errors.CollectionsFailed("one of its collections", 3), KeyError("v")])
+def test_layers_stand_still_and_go_on(error: Exception) -> None:
+    """No layer runs during the block. The results from before and after it are combined, and a stop ends the layers in either.
+
+    A failed collection, also one that failed by a bug, ends no layer.
+    """
     still, stop = standstill.Standstill(), threading.Event()
     running: set[str] = set()
     ended: dict[str, list[int]] = {}
@@ -222,11 +226,18 @@ def test_layers_stand_still_and_go_on() -> None:
             running.discard(name)
             if name == "gold" and not ended:
                 ended["failed"] = []
-                raise errors.CollectionsFailed("one of its collections", 3)
+                raise error
             return [1]
 
         body = still.stoppable(name, rounds, together=lambda before, last: before + last)
-        return threading.Thread(target=lambda: ended.update({name: body(stop)}))
+
+        def ends() -> None:
+            try:
+                ended[name] = body(stop)
+            finally:
+                stop.set()  # as a run does where a layer fails
+
+        return threading.Thread(target=ends)
 
     threads = [layer(name) for name in ("silver", "gold")]
     for thread in threads:
