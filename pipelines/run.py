@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 import threading
 import time
@@ -64,10 +63,21 @@ def run_again(
     Every table carries its own position, so the layers continue where they were. Raises `SparkLost` if the JVM ended within
     `RUN_SECONDS`, or if the session is not ours to start.
     """
+    gates: list[expectations.Gate] = []
     while True:
         started_at = time.monotonic()
         try:
-            return run(spark, settings, once=once, take_over=take_over, stop=stop, progress=progress, turn=turn, work=work)
+            return run(
+                spark,
+                settings,
+                once=once,
+                take_over=take_over,
+                stop=stop,
+                progress=progress,
+                turn=turn,
+                work=work,
+                gates=gates,
+            )
         except Exception as error:
             is_early = time.monotonic() - started_at < RUN_SECONDS
             _check_lost(error, is_final=stop.is_set() or is_early or sparks.is_given() or not sparks.is_local(spark))
@@ -98,18 +108,19 @@ def run(
     progress: Callable[[CaptureProgress], None] | None = None,
     turn: Callable[[str], AbstractContextManager[object]] = contextlib.nullcontext,
     work: Callable[[WorkProgress], None] | None = None,
+    gates: list[expectations.Gate] | None = None,
 ) -> dict[str, object]:
     """The result of each layer by its name, after all have ended.
 
     With `once` the layers run one after another, each up to what exists when it starts, and inside `turn` of its name; otherwise all
     run at the same time until `stop` is set. `progress` hears how far the capture is, `work` how far silver and gold are. A layer that fails stops the others cleanly, and its error is raised. Every table carries
-    its own position: the next run continues from there.
+    its own position: the next run continues from there. `gates` keeps the expectations for the next run of the same service.
     """
     if not once:
         query_execution.share(spark)
     halt = stop if once else threading.Event()  # a failed layer halts the others; `stop` belongs to the caller
     sessions, layer_results = sparks.sessions(spark), _LayerResults()
-    layers = _Run(settings, sessions, once, take_over, halt, progress, work).layers()
+    layers = _Run(settings, sessions, once, take_over, halt, progress, work, [] if gates is None else gates).layers()
     with sparks.cancelling(spark, halt) as cancelled:
         _in_turn(layers, layer_results, stop=stop, turn=turn) if once else _together(
             layers, layer_results, stop=stop, halt=halt
@@ -147,6 +158,8 @@ class _Run:
     halt: threading.Event
     progress: Callable[[CaptureProgress], None] | None
     work: Callable[[WorkProgress], None] | None = None
+    gates: list[expectations.Gate] = field(default_factory=list)
+    """The expectations as they were at the start of the service, also when gold starts again after a cut, or with another JVM."""
     of_bronze: NewCommits = field(default_factory=NewCommits)
     of_silver: NewCommits = field(default_factory=NewCommits)
     still: standstill.Standstill = field(default_factory=standstill.Standstill)
@@ -217,10 +230,11 @@ class _Run:
             progress=self.work,
         )
 
-    @functools.cached_property
+    @property
     def _gate(self) -> expectations.Gate:
-        """The expectations as they were at the start, also when gold starts again after a cut."""
-        return publish.gate(self.sessions(), self.settings)
+        if not self.gates:
+            self.gates.append(publish.gate(self.sessions(), self.settings))
+        return self.gates[0]
 
     def _gold(self, stop: threading.Event) -> dict[str, object]:
         return publish.run(

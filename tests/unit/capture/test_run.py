@@ -145,6 +145,24 @@ def test_a_jvm_that_ends_is_started_again(monkeypatch: pytest.MonkeyPatch) -> No
     assert layers.takes_over == [True, False], "a person knew of the owners of then"
 
 
+def test_a_mistake_in_a_file_ends_no_service_behind_a_lost_jvm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The mistake came while it ran, and nobody watches the start of another JVM: the exit code would leave it to a person."""
+    stop, model = threading.Event(), tmp_path / "a.sql"
+    Layers(monkeypatch, silver=ConnectionRefusedError())
+    monkeypatch.setattr(pipeline, "RUN_SECONDS", 0.0)
+    monkeypatch.setattr(jvm, "is_gone", lambda: True)
+    monkeypatch.setattr(jvm, "forget", lambda: None)
+    model.write_text("SELECT 1")
+
+    def again() -> None:
+        model.write_text("{{ rf('a') }}")
+        threading.Timer(0.2, stop.set).start()
+
+    chosen = settings.parse({**BARE, "gold": {"models": str(tmp_path)}})
+    results = pipeline.run_again(None, chosen, again=again, once=False, stop=stop)  # type: ignore[arg-type]
+    assert sorted(results) == ["capture", "gold", "silver"]
+
+
 def test_what_an_abandoned_layer_holds_is_free_for_the_next_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """A thread that is still at work when its JVM has ended keeps its writer alive: the next run would find its table owned by its own
     process, and end for a person.
