@@ -280,6 +280,7 @@ def forget() -> None:
         SparkContext._gateway.shutdown()
     SparkContext._gateway = SparkContext._jvm = SparkContext._active_spark_context = None
     SparkSession._instantiatedSession = None
+    shutil.rmtree(_folder(), ignore_errors=True)  # the rows that it had spilled; a service may lose a JVM each night
 
 
 def abandon() -> None:

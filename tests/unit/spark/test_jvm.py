@@ -158,6 +158,22 @@ def test_the_log_of_the_jvm_before_is_kept(monkeypatch: pytest.MonkeyPatch, tmp_
     assert [each.read_text() for each in scratch.folder().glob("*.log") if each != jvm.log_file()] == ["second"]
 
 
+def test_what_a_lost_jvm_had_spilled_is_removed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Its process lives on, for months, with one JVM after the other."""
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
+
+    for name in ("_gateway", "_jvm", "_active_spark_context"):
+        monkeypatch.setattr(SparkContext, name, None)
+    monkeypatch.setattr(SparkSession, "_instantiatedSession", None)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    spilled = jvm._folder() / "blockmgr-1" / "shuffle_0_0_0.data"
+    spilled.parent.mkdir(parents=True)
+    spilled.touch()
+    jvm.forget()
+    assert not spilled.exists() and scratch.folder().is_dir()
+
+
 def test_the_temporary_folder_is_locked_while_the_process_lives(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """systemd-tmpfiles removes what is older than ten days, except below a folder that it cannot lock exclusively."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
