@@ -45,6 +45,9 @@ IDLE_SECONDS = 0.5
 STOP_SECONDS = 8.0
 """Layers may take so long to end after `stop`, then they are abandoned. A commit is atomic: it happens or not."""
 
+ABANDONED_SECONDS = 60.0
+"""How long the next run waits for layers that the one before has abandoned, such as a capture whose MongoDB or Kafka does not answer."""
+
 
 def run_again(
     spark: SparkSession,
@@ -363,3 +366,7 @@ def _together(layers: Mapping[str, Layer], ended: _LayerResults, *, stop: thread
         thread.join(max(0.0, deadline - time.monotonic()))
     if any(thread.is_alive() for thread in threads):
         jvm.abandon()
+    # Another run may follow in this process, and needs what they hold: the port of the metrics, for example.
+    end = time.monotonic() + ABANDONED_SECONDS
+    while any(thread.is_alive() for thread in threads) and time.monotonic() < end and not stop.wait(IDLE_SECONDS):
+        pass

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import threading
+import time
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
@@ -183,6 +184,34 @@ def test_what_an_abandoned_layer_holds_is_free_for_the_next_run(monkeypatch: pyt
         stop.set()
 
     pipeline.run_again(None, SETTINGS, again=again, once=False, stop=stop)  # type: ignore[arg-type]
+
+
+def test_the_next_run_waits_for_what_an_abandoned_layer_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The capture serves metrics until it has ended, which takes longer while MongoDB does not answer: the next one found the port in use,
+    by itself, and ended as if the settings were wrong.
+    """
+    layers, stop, port = Layers(monkeypatch, silver=ConnectionRefusedError()), threading.Event(), threading.Lock()
+    monkeypatch.setattr(pipeline, "RUN_SECONDS", 0.0)
+    monkeypatch.setattr(pipeline, "STOP_SECONDS", 0.1)
+    monkeypatch.setattr(jvm, "is_gone", lambda: True)
+    for name in ("forget", "abandon"):
+        monkeypatch.setattr(jvm, name, lambda: None)
+    captured = pipeline.capture.run
+
+    def slow(*args: Any, **named: Any) -> object:
+        assert port.acquire(blocking=False), "the run before still has it"
+        try:
+            return captured(*args, **named)
+        finally:
+            time.sleep(1.0 if layers.runs == 1 else 0.0)
+            port.release()
+
+    def again() -> None:
+        threading.Timer(0.2, stop.set).start()
+
+    monkeypatch.setattr(pipeline.capture, "run", slow)
+    results = pipeline.run_again(None, SETTINGS, again=again, once=False, stop=stop)  # type: ignore[arg-type]
+    assert (layers.runs, sorted(results)) == (2, ["capture", "gold", "silver"])
 
 
 def test_nothing_of_the_run_before_stays(monkeypatch: pytest.MonkeyPatch) -> None:
