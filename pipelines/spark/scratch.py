@@ -25,6 +25,10 @@ def folder() -> Path:
             path.mkdir(mode=0o700, parents=True)  # TMPDIR itself may have been removed since the start
         status = path.lstat()
     except (FileNotFoundError, NotADirectoryError):
+        if _is_full():
+            raise errors.StorageExhausted(
+                "no space left in the folders for temporary files; free some space and start again"
+            ) from None
         raise errors.DecisionNeeded(
             "no usable folder for temporary files: set TMPDIR to one with free space that this user can write"
         ) from None
@@ -40,6 +44,22 @@ def folder() -> Path:
     with contextlib.suppress(OSError):
         _lock(path, path.stat().st_ino)
     return path
+
+
+def _is_full() -> bool:
+    """Whether a folder for temporary files is usable but for its lack of space, which Python does not say."""
+    for folder in tempfile._candidate_tempdir_list():  # type: ignore[attr-defined]
+        try:
+            descriptor, name = tempfile.mkstemp(dir=folder)
+            try:
+                os.write(descriptor, b"full?")
+            finally:
+                os.close(descriptor)
+                os.unlink(name)
+        except OSError as error:
+            if error.errno in errors.FULL:
+                return True
+    return False
 
 
 def _modified(file: Path) -> float:

@@ -239,6 +239,20 @@ def test_a_machine_without_a_temporary_folder_is_told_to_name_one(monkeypatch: p
         scratch.folder()
 
 
+def test_a_machine_whose_temporary_folders_are_full_is_tried_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A service that ended because its disk is full is started again, and would be left to a person there."""
+
+    def full(descriptor: int, content: bytes) -> NoReturn:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: ["/nowhere", str(tmp_path)])
+    with monkeypatch.context() as disk, pytest.raises(errors.StorageExhausted):
+        disk.setattr(os, "write", full)
+        scratch.folder()
+    assert not [*tmp_path.iterdir()]
+
+
 def test_a_temporary_folder_without_programs_is_refused(
     started: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
