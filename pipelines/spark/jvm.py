@@ -43,6 +43,8 @@ _ARCHIVE_OPTIONS = (ARCHIVING, _SHARED, "-Xshare:", "-XX:AOT")
 """JVM options about class archives. Where a user gave one, no archive is added: a JVM does not start with two archives, or with
 `-Xshare:on` and an archive that does not fit."""
 _CLASS_PATH = "spark.driver.extraClassPath"
+START_BYTES = 1 << 20
+"""What a JVM writes into the folder of temporary files while it starts, or more."""
 END_SECONDS = 2.0
 """The time in which a JVM answers, and in which it may end after its connections broke."""
 KILLED_SECONDS = 10.0
@@ -85,6 +87,7 @@ def launch(
         settings = _settings(name, user_settings, user_jars, jar_settings, profile)
         spark_conf.check_catalog(catalog, settings)
         _folder().mkdir(exist_ok=True)
+        _check_room(_folder())
         atexit.register(_end, os.getpid())
         context = _context(settings, hadoop)
         _end_without_traceback(context)
@@ -138,6 +141,12 @@ def _check_executable(folder: Path) -> None:
             f"{folder} is on a file system that is mounted with noexec, and Spark loads libraries from there: set TMPDIR to a folder on "
             "another one"
         )
+
+
+def _check_room(folder: Path) -> None:
+    """Raise `OSError` on a full disk: a JVM that cannot write the file with its port does not end, and PySpark waits for it for ever."""
+    with tempfile.TemporaryFile(dir=folder) as file:
+        os.posix_fallocate(file.fileno(), 0, START_BYTES)
 
 
 def _with_class_archive(java: str, option_texts: Sequence[str]) -> str:

@@ -253,6 +253,18 @@ def test_a_machine_whose_temporary_folders_are_full_is_tried_again(monkeypatch: 
     assert not [*tmp_path.iterdir()]
 
 
+def test_no_jvm_starts_on_a_full_disk(started: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It does not end where it cannot write the file with its port: PySpark waited for it for ever, also when there was room again."""
+
+    def full(*_: object) -> NoReturn:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(OSError) as said:
+        started()
+    assert type(spark_failures.translated(said.value)) is errors.StorageExhausted
+
+
 def test_a_temporary_folder_without_programs_is_refused(
     started: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
