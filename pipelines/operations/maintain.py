@@ -41,6 +41,7 @@ from pipelines.delta import maintenance, ops_tables, owners, table_errors, table
 from pipelines.delta import tables as delta
 from pipelines.delta.writer import Writer
 from pipelines.gold import history_position, models
+from pipelines.silver import rebuild as silver_rebuild
 from pipelines.spark import parallel
 from pipelines.work_progress import WorkCounter, WorkProgress
 
@@ -244,6 +245,9 @@ class _MaintenanceRun:
         try:
             if table.kind is TableKind.BRONZE:
                 self._trim(table.ref, words)
+            elif table.kind is TableKind.SILVER and table.namespace is not None:
+                if silver_rebuild.remove_left(self.spark, self.layout, table.namespace, claim=self._claim):
+                    words.done.append("what a killed rebuild left removed")
             elif table.kind is TableKind.DELETES:
                 self._expire_deletes(table, words)
             elif table.kind is TableKind.QUARANTINE:

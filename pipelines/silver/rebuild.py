@@ -18,7 +18,7 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -37,7 +37,7 @@ from cdc_core.typed import exact
 from cdc_core.typed import plan as typed
 from pipelines.bronze import collection_events, quarantine_table, registry, survey
 from pipelines.bronze import log as bronze_log
-from pipelines.delta import ops_tables, table_comparison
+from pipelines.delta import local_log, ops_tables, table_comparison
 from pipelines.delta import tables as delta
 from pipelines.delta.table_comparison import Comparison
 from pipelines.delta.writer import Writer
@@ -108,6 +108,29 @@ def refuse(result: RebuildResult) -> None:
             "keep.document no partial update is applied), so the table was not swapped. --dry-run shows some of them; "
             "--drop-missing drops them"
         )
+
+
+def remove_left(
+    spark: SparkSession,
+    layout: tables.Layout,
+    namespace: registry.Namespace,
+    *,
+    claim: Callable[[tables.TableRef], Writer],
+) -> bool:
+    """Remove the shadow that a killed rebuild left in a folder that this process sees; whether there was one.
+
+    Under the table's claim, which a running rebuild holds: nothing is removed then.
+    """
+    shadow = layout.shadow(*namespace)
+    folder = None if shadow.root is None else local_log.folder(tables.TableRef.at(shadow.root))
+    if folder is None or not folder.exists():
+        return False
+    try:
+        with claim(layout.silver(*namespace)).released():
+            delta.remove(spark, shadow)
+    except (errors.TableOwned, errors.LeaseHeld):
+        return False
+    return True
 
 
 @dataclass

@@ -74,6 +74,32 @@ def test_a_table_with_nothing_to_do_takes_no_statement(tmp_path: Path, monkeypat
             maintaining.maintained(silver)
 
 
+def test_what_a_killed_rebuild_left_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is a copy of the whole table, also of documents that were erased since. A running rebuild, which holds the table, keeps its own."""
+    monkeypatch.setattr(maintain._MaintenanceRun, "_compacted", lambda *_: None)
+    with without_spark.running():
+        hop = Hop(tmp_path)
+        hop.append((1, bson.encode({"_id": 1})))
+        hop.run()
+        maintaining = maintain._MaintenanceRun(SPARK, hop.settings, beside_writers=False, now_ms=clock.now_ms())
+        (silver,) = [each for each in maintaining.tables("cases.t") if each.kind is maintain.TableKind.SILVER]
+
+        def removed() -> list[str]:
+            maintaining._remove_and_compact(silver, words := maintain._ResultLines())
+            return words.done
+
+        assert removed() == []
+        position = registry.silver_position(SPARK, silver.ref)
+        left = Path(maintaining.layout.shadow("cases", "t", "abc-0").root or "") / "silver"
+        left.mkdir(parents=True)
+        running = Writer.claim(SPARK, silver.ref)
+        assert removed() == [] and left.exists()
+        running.release()
+        assert removed() == ["what a killed rebuild left removed"]
+        assert not (tmp_path / "ops" / "rebuild").exists() and removed() == []
+        assert registry.silver_position(SPARK, silver.ref).to == position.to
+
+
 def test_incomplete_rows_keep_no_events_where_nothing_is_folded(tmp_path: Path) -> None:
     """If deletes have no effect, a document that was gone at its lookup stays incomplete for ever: bronze would keep all its events."""
     with without_spark.running():
