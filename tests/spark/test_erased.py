@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pipelines.operations import quarantine
 from tests.harness import bronze_rows
 from tests.harness.layers import Hop, document, pipeline
 
@@ -38,3 +39,25 @@ def test_an_erased_document_is_in_no_table_and_the_others_go_on(spark: SparkSess
         assert {row["_id"]: row["name"] for row in hop.rows(mode)} == names, mode
         assert {row["_id"]: row["name"] for row in hop.documents(mode)} == names, mode
     assert hop.documents("other") == [{"_id": 1, "__key": "1"}]
+
+
+def test_events_that_left_quarantine_are_in_its_table_until_they_are_erased(spark: SparkSession, lakehouse: Path) -> None:
+    """The delete ends the stay of a document's events: only the list of all events still shows them, with their documents."""
+    hop = Hop(spark, pipeline(lakehouse))
+    broken = '{"_id": 1, "name": "Anna'
+    hop.bronze.append({"people": [document(1, 10, "c", name="A"), document(1, 11) | {"text": broken}]})
+    hop.bronze.append({"people": [{"op": "d", "key": 1, "at": 21}]})
+    hop.run()
+    table = hop.layout.quarantine(bronze_rows.DB, "people")
+
+    def found(*, all_states: bool) -> list[str]:
+        events = quarantine.listed(spark, table, all_states=all_states, with_texts=True)
+        return [text for event in events for text in (event.texts or {}).values()]
+
+    assert found(all_states=False) == []
+    assert found(all_states=True) == [broken]
+    spark.sql(f"DELETE FROM {table} WHERE key = '1'")
+    assert found(all_states=True) == []
+    hop.bronze.append({"people": [document(1, 31, "c", name="B")]})
+    hop.run()
+    assert [row["name"] for row in hop.documents("people")] == ["B"]
