@@ -87,9 +87,9 @@ def _texts(table: DataFrame) -> DataFrame:
     rescued = F.col("__rescued") if "__rescued" in table.columns else F.lit(None).cast("MAP<STRING, STRING>")
     entries = F.when(F.size(rescued) > 0, F.array_sort(F.map_entries(rescued))).alias("__rescued")
     text = F.to_json(F.struct(F.col("__key"), *columns, entries))
-    rows = table.select(
-        F.col("__key").alias("key"), text.alias("text"), F.greatest(F.size(rescued), F.lit(0)).alias("rescued")
-    )
+    # A row without a key, which only another program writes, has a text as key: null would be no text to show, nor equal itself.
+    key = F.coalesce("__key", F.lit("")).alias("key")
+    rows = table.select(key, text.alias("text"), F.greatest(F.size(rescued), F.lit(0)).alias("rescued"))
     # A key may have two rows in a damaged table: joined as they are, both would be equal to the one of the other table.
     return rows.groupBy("key").agg(
         F.min("text").alias("text"), F.sum("rescued").alias("rescued"), F.count("*").alias("rows")

@@ -300,10 +300,8 @@ def rebuilt(result: RebuildResult) -> None:
     counts.add_row("only in this table", f"{comparison.gone:,}", f"{comparison.new:,}")
     screen.print(_text(f"{result.table}, bronze batches 1 to {result.to}"), counts)
     if comparison.lost:
-        screen.print(
-            _text(f"{comparison.lost:,} would be lost without a delete in bronze: {', '.join(comparison.lost_keys)}"),
-            style="yellow",
-        )
+        keys = ", ".join(key or "no key" for key in comparison.lost_keys)
+        screen.print(_text(f"{comparison.lost:,} would be lost without a delete in bronze: {keys}"), style="yellow")
     for change in result.changes:
         types = " → ".join(filter(None, (change.from_type, change.to_type)))
         screen.print(_text(f"column {change.path} {change.what.value}: {types}"))

@@ -25,3 +25,12 @@ def test_columns_in_another_order_are_no_difference(spark: SparkSession) -> None
     live = spark.createDataFrame([("1", 1, "a")], "__key STRING, v INT, w STRING").coalesce(1)
     found = table_comparison.compared(live, live.select("__key", "w", "v"))
     assert (found.rows, found.differing, found.differences) == (1, 0, ())
+
+
+def test_a_row_without_a_key_is_lost_like_another(spark: SparkSession) -> None:
+    """Only another program writes one: a rebuild removes it, and then says which rows are gone."""
+    columns = "__key STRING, v INT"
+    live = spark.createDataFrame([("1", 1), (None, 2), (None, 3)], columns).coalesce(1)
+    found = table_comparison.compared(live, live.where("__key IS NOT NULL"))
+    assert (found.rows, found.rebuilt_rows, found.gone, found.differing) == (3, 1, 2, 0)
+    assert (found.lost, found.lost_keys) == (1, ("",))
