@@ -126,6 +126,7 @@ def send_signal(
 
     from cdc_core.properties import types as values
     from pipelines.channels import signals as channels
+    from pipelines.delta import tables as delta
 
     content: dict[str, Any] = {}
     inputs = {"--data-collections": collections or None, "--type": snapshot_type, "--filter": filter_, "--message": message}
@@ -162,7 +163,10 @@ def send_signal(
     # One commit: after an interrupt nobody would know whether the signal was sent.
     with interrupts.undisturbed():
         signal = channels.send(spark, settings, type_=type_, data=content, id_=id_, ts_ms=clock.now_ms())
-    message = f"signal {signal.id} ({signal.type}) sent; the capture of {settings.name} handles it at its next poll"
+    bronze = delta.layout(settings.lakehouse).bronze(settings.name)
+    # A relative root is that of another lakehouse in another working directory, where no capture finds the signal.
+    when = "next poll" if delta.exists(spark, bronze) else f"first start: there is no {bronze.label} yet"
+    message = f"signal {signal.id} ({signal.type}) sent; the capture of {settings.name} handles it at its {when}"
     click.echo(json.dumps({"id": signal.id, "type": signal.type, "data": content}) if as_json else message)
 
 

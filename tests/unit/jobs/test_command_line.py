@@ -24,6 +24,7 @@ from jobs.commands import application, inspection, interrupts
 from pipelines import run as layers
 from pipelines.capture import service as capture
 from pipelines.capture.progress import CaptureResult
+from pipelines.delta import ops_tables
 from pipelines.delta import tables as delta
 from pipelines.operations import cut_requests, maintain, rebuild, status
 from pipelines.spark import parallel
@@ -260,6 +261,24 @@ def test_a_signal_is_refused_that_would_ask_for_more_than_was_written(
     )
     assert command_line.main(["signal", *arguments, "--config", str(settings_file)]) == 2
     assert says in capsys.readouterr().err
+
+
+def test_a_signal_to_a_lakehouse_without_bronze_says_so(
+    settings_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A relative root in another working directory is such a lakehouse: the running capture never finds the signal."""
+    monkeypatch.chdir(settings_file.parent)
+    settings_file.write_text(
+        "name: shop\nlakehouse: {root: ./lake}\nsource: {mongodb.connection.string: mongodb://localhost}\n"
+    )
+    monkeypatch.setattr(application, "session", lambda *_, **__: pytest.fail("Spark was started"))
+    monkeypatch.setattr(ops_tables, "note", lambda *_, **__: None)
+    told = f"handles it at its first start: there is no {settings_file.parent}/lake/bronze/shop yet\n"
+    for says in (told, "handles it at its next poll\n"):
+        assert command_line.main(["signal", "pause-snapshot", "--config", str(settings_file)]) == 0
+        assert capsys.readouterr().out.endswith(says)
+        (log := settings_file.parent / "lake" / "bronze" / "shop" / "_delta_log").mkdir(parents=True, exist_ok=True)
+        (log / f"{0:020}.json").write_text('{"metaData":{"configuration":{}}}')
 
 
 @pytest.mark.parametrize(
