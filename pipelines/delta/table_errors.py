@@ -96,7 +96,8 @@ def translated(error: BaseException, table: tables.TableRef) -> BaseException:
     condition = spark_failures.condition(error)
     if condition.startswith(("DELTA_TABLE_NOT_FOUND", "TABLE_OR_VIEW_NOT_FOUND")):
         return errors.TableNotOurs(f"{table.label}: there is no such table; run the layer before it first")
-    if condition == "DELTA_CANNOT_CREATE_LOG_PATH":
+    # A path that goes through a file, such as a root that is one, has no condition.
+    if condition == "DELTA_CANNOT_CREATE_LOG_PATH" or spark_failures.is_caused_by(error, ("NotDirectoryException",)):
         return errors.DecisionNeeded(
             f"{table.label}: this folder cannot be created; give this user write access, or choose another lakehouse.root"
         )

@@ -37,6 +37,16 @@ class Raised(Exception):
         return self.cause
 
 
+class NotDirectoryException(Raised):
+    """Java's error for a path that goes through a file."""
+
+    def getClass(self) -> NotDirectoryException:
+        return self
+
+    def getSimpleName(self) -> str:
+        return type(self).__name__
+
+
 class OfJava(Exception):
     """As raised by py4j: it contains the Java exception."""
 
@@ -74,10 +84,11 @@ def test_a_place_that_cannot_be_written_is_for_a_person(number: int) -> None:
     told = failures.translated(OSError(number, os.strerror(number), "/lake/bronze"))
     assert isinstance(told, errors.DecisionNeeded) and str(told).startswith(f"/lake/bronze: {os.strerror(number)}; give")
     table = tables.TableRef.at("/lake/bronze/shop")
-    refused = table_errors.translated(Raised("DELTA_CANNOT_CREATE_LOG_PATH"), table)
-    assert isinstance(refused, errors.DecisionNeeded) and str(refused).startswith(
-        "/lake/bronze/shop: this folder cannot be created"
-    )
+    for error in (Raised("DELTA_CANNOT_CREATE_LOG_PATH"), OfJava(NotDirectoryException())):
+        refused = table_errors.translated(error, table)
+        assert isinstance(refused, errors.DecisionNeeded) and str(refused).startswith(
+            "/lake/bronze/shop: this folder cannot be created"
+        )
 
 
 def test_a_folder_that_arrow_may_not_write_is_for_a_person() -> None:
