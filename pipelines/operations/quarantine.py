@@ -246,13 +246,22 @@ def read_corrections(text: str, *, where: str) -> dict[str, dict[str, str]]:
     """New texts by resume token and name, from a JSON object; raises `SettingsError` for other content."""
     try:
         corrections = orjson.loads(text)
-    except ValueError:
+        json.loads(text, object_pairs_hook=_once)
+    except (ValueError, RecursionError):
         corrections = None
     entries = list(corrections.values()) if isinstance(corrections, dict) else [None]
     if not all(isinstance(entry, dict) and all(isinstance(text, str) for text in entry.values()) for entry in entries):
         example = '{"<token>": {"after": "<the document as JSON text>"}}'
-        raise errors.SettingsError(errors.Problem(where, "expected a JSON object by resume token", example))
+        message = "expected a JSON object by resume token, with each of them once"
+        raise errors.SettingsError(errors.Problem(where, message, example))
     return corrections
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """The pairs as an object; raises `ValueError` for a repeated name, of which readers keep the last: a chunk's rows share a token."""
+    if len(names := dict(pairs)) < len(pairs):
+        raise ValueError("a name is repeated")
+    return names
 
 
 def to_json(results: Mapping[str, ReplayResult]) -> str:

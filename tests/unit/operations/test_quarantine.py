@@ -46,6 +46,14 @@ def test_a_correction_of_no_single_document_is_refused(text: str) -> None:
         _after({CHUNK: {"after": text}})
 
 
+def test_two_corrections_of_one_token_are_refused() -> None:
+    """JSON readers keep the last one: the other document would stay in quarantine, and nobody would learn why."""
+    entries = [f'"{CHUNK}": {{"after": "{{\\"_id\\":{key}}}"}}' for key in (1, 2)]
+    assert quarantine.read_corrections(f"{{{entries[1]}}}", where="f.json") == {CHUNK: {"after": '{"_id":2}'}}
+    with pytest.raises(errors.SettingsError, match="f.json: expected a JSON object by resume token, with each of them once"):
+        quarantine.read_corrections(f"{{{', '.join(entries)}}}", where="f.json")
+
+
 def test_steps_of_no_path_are_refused() -> None:
     """Otherwise the document would be incomplete, and nobody would learn why."""
     held = [{"resume_token": "t", "key": "1", "after": None}]
