@@ -146,7 +146,8 @@ def _check_executable(folder: Path) -> None:
 def _check_room(folder: Path) -> None:
     """Raise `OSError` on a full disk: a JVM that cannot write the file with its port does not end, and PySpark waits for it for ever."""
     with tempfile.TemporaryFile(dir=folder) as file:
-        os.posix_fallocate(file.fileno(), 0, START_BYTES)
+        file.write(bytes(START_BYTES))
+        file.flush()
 
 
 def _with_class_archive(java: str, option_texts: Sequence[str]) -> str:

@@ -255,11 +255,7 @@ def test_a_machine_whose_temporary_folders_are_full_is_tried_again(monkeypatch: 
 
 def test_no_jvm_starts_on_a_full_disk(started: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """It does not end where it cannot write the file with its port: PySpark waited for it for ever, also when there was room again."""
-
-    def full(*_: object) -> NoReturn:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(os, "posix_fallocate", full)
+    monkeypatch.setattr(tempfile, "TemporaryFile", lambda **_: Path("/dev/full").open("wb"))
     with pytest.raises(OSError) as said:
         started()
     assert type(spark_failures.translated(said.value)) is errors.StorageExhausted
