@@ -87,9 +87,9 @@ def merged(table: current.GoldTable, sources: SourceFiles, writer: Writer) -> in
         new_columns = table_columns.replacing(held_columns, columns)
         if alterations.impossible or not table_columns.is_same(new_columns, columns):
             return None
-        if table.audit.judges(str(table.work.namespace)) and changes.keys:
-            # Rows that are written again for a wider type are all checked again.
-            if alterations.widened or not _is_judged(table, sources, writer, columns):
+        if table.audit.judges(str(table.work.namespace)):
+            # Rows that are written again for a wider type are all checked again, also if no document has changed.
+            if alterations.widened or (changes.keys and not _is_judged(table, sources, writer, columns)):
                 return None
         if alterations.added and not alterations.widened:
             if not (writer.define(table_columns.with_added(held_columns, columns)) and live.at(writer.version)):

@@ -275,6 +275,25 @@ def test_changed_documents_are_judged_without_a_query_over_the_tables(
     assert run(document(3, 7, 16)) == [third[0], {**third[1], "n": 7}]
 
 
+def test_a_wider_type_without_a_changed_document_is_judged(spark: SparkSession, tmp_path: Path) -> None:
+    """A late event may widen a type without becoming its document's row; all rows are then written again with it."""
+    suite = (
+        '{"table": "cases.things", "expectations": ['
+        '{"type": "expect_column_values_to_be_of_type", "kwargs": {"column": "n", "type_": "IntegerType"}}]}'
+    )
+    settings, layout, log = documents_with(spark, tmp_path, suite)
+
+    def run(n: float, at: int) -> None:
+        log.append({"things": [{"op": "u", "key": 1, "at": at, "after": {"_id": 1, "n": n}}]})
+        silver.run(spark, settings)
+        publish.run(spark, settings)
+
+    run(1, 10)
+    with pytest.raises(errors.GateFailed, match="expect_column_values_to_be_of_type of n"):
+        run(1.5, 9)
+    assert oracle.read(layout.gold("cases", "things").path or "").to_pylist() == [{"_id": 1, "n": 1, "__key": "1"}]
+
+
 MISTAKES = {
     "type": (
         "expect_colum_values_to_be_unique",
