@@ -24,7 +24,7 @@ from pipelines.gold import run as gold
 from pipelines.gold.candidate import Candidate
 from pipelines.operations import rebuild
 from pipelines.silver import run as silver
-from tests.harness import bronze_rows, gold_shop, oracle
+from tests.harness import bronze_rows, gold_shop, oracle, sessions
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -292,6 +292,33 @@ def test_a_wider_type_without_a_changed_document_is_judged(spark: SparkSession, 
     with pytest.raises(errors.GateFailed, match="expect_column_values_to_be_of_type of n"):
         run(1.5, 9)
     assert oracle.read(layout.gold("cases", "things").path or "").to_pylist() == [{"_id": 1, "n": 1, "__key": "1"}]
+
+
+def test_many_changed_rows_are_judged_by_tasks(spark: SparkSession, tmp_path: Path) -> None:
+    """The driver would evaluate each condition row by row: of a few megabytes of flags it took a minute."""
+    settings, _, log = documents_with(
+        spark,
+        tmp_path,
+        '{"table": "cases.things", "expectations": [{"type": "expect_column_to_exist", "kwargs": {"column": "n"}}]}',
+    )
+    changed_rows = []
+
+    class Seen(expectations.Gate):
+        def __call__(self, session: SparkSession, candidate: Candidate) -> Mapping[str, object]:
+            if candidate.changed is not None:
+                before = sessions.jobs(spark)
+                changed_rows.append(len(candidate.changed.where("n >= 0").collect()))
+                changed_rows.append(len(sessions.jobs(spark) - before))
+            return super().__call__(session, candidate)
+
+    gate = Seen(settings, expectations.Gate.of(settings).suites)
+    for count, at in ((1, 10), (1, 11), (3000, 12)):
+        text = "x" * 30
+        rows = [{"op": "u", "key": key, "at": at, "after": {"_id": key, "n": key, "text": text}} for key in range(count)]
+        log.append({"things": rows})
+        silver.run(spark, settings)
+        publish.run(spark, settings, audit=gate)
+    assert changed_rows == [1, 0, 3000, 1]
 
 
 MISTAKES = {
