@@ -96,15 +96,20 @@ def joined(schema: DocumentSchema, parts: Sequence[tuple[int, TypedTexts]]) -> T
     return TypedTexts(pa.concat_arrays(rows), pa.concat_arrays(new), pa.concat_arrays(refused), count)
 
 
+_pauses: list[None] = []
+"""One entry for each block of `without_collector` that has not ended, of all threads."""
+
+
 @contextmanager
 def without_collector() -> Iterator[None]:
     """Disables Python's garbage collector: among millions of values without cycles it would take most of the time."""
-    was_enabled = gc.isenabled()
+    _pauses.append(None)
     gc.disable()
     try:
         yield
     finally:
-        if was_enabled:
+        _pauses.pop()
+        if not _pauses:  # a block that begins at this moment enables it again at its own end
             gc.enable()
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import json
 import random
 from typing import Any
@@ -452,3 +454,13 @@ def _rescued(text: str, known: dict[str, Any]) -> dict[str, str]:
     schema, _ = evolution.join(document_schema.EMPTY, observe(known))
     (row,) = exact.rows(pa.array([text]), schema).to_pylist()
     return dict(row["rescued"])
+
+
+def test_the_collector_pauses_until_the_last_thread_has_decoded() -> None:
+    """A thread that ended enabled it for the others. One that began in that moment left it disabled for ever."""
+    threads = contextlib.ExitStack(), contextlib.ExitStack()
+    for thread in threads:
+        thread.enter_context(decoding.without_collector())
+    for thread, is_enabled in zip(threads, (False, True)):
+        thread.close()
+        assert gc.isenabled() is is_enabled
