@@ -36,6 +36,10 @@ that they would need compaction."""
 
 PORTION_BYTES = 128 * 2**20
 
+LARGE_FILE_BYTES = PORTION_BYTES // 8
+"""The bytes of a span's files from which on fewer events may be too large for one range: documents are several times as large as in
+files."""
+
 MANY_BYTES = 384 * 2**20
 """The bytes of documents above which Spark reads them: this process holds them as text and as columns, a gigabyte at most."""
 
@@ -47,6 +51,25 @@ def span_events(spark: SparkSession) -> int:
     """The most events that this process applies range by range; more are left to Spark, with this machine's many cores or its executors."""
     has_few_cores = (os.cpu_count() or 1) <= FEW_CORES and sparks.is_local(spark)
     return SPAN_EVENTS if has_few_cores else LOCAL_EVENTS
+
+
+def by_batch(
+    spark: SparkSession,
+    table: tables.TableRef,
+    namespace: registry.Namespace,
+    span: BatchRange,
+    *,
+    events: int,
+    many: int,
+) -> survey.EventsByBatch | None:
+    """The collection's events of the span by batch, if they are more than `many` or large, so that this process applies them range by
+    range; None for one range, and where they are left to Spark."""
+    if events > span_events(spark):
+        return None
+    is_long = events > many
+    if not is_long and span.to - span.after > 1:
+        is_long = survey.file_bytes(spark, table, namespace, span) > LARGE_FILE_BYTES
+    return survey.by_batch(spark, table, namespace, span) if is_long else None
 
 
 def in_order(

@@ -215,6 +215,12 @@ def by_batch(
     return EventsByBatch(sorted(batch_counts.items()), size_bytes // max(1, row_count))
 
 
+def file_bytes(spark: SparkSession, bronze_table: tables.TableRef, of: registry.Namespace, span: BatchRange) -> int:
+    """The bytes of the files that hold a collection's events of a span; 0 where this process cannot read all of them."""
+    files = batch_rows.here(spark, bronze_table, span, {"db": of.db, "collection": of.collection})
+    return sum(file.size or 0 for file in files)
+
+
 def sweeps(
     spark: SparkSession, bronze_table: tables.TableRef, span: BatchRange, *, among: Sequence[registry.Namespace]
 ) -> tuple[Sweep, ...]:

@@ -94,11 +94,12 @@ class InProcess:
 
     def ranges(self, history: History, span: BatchRange, events: int) -> Sequence[BatchRange] | None:
         """The span, cut into ranges that are applied one after the other; None if it is one range, or for Spark."""
-        if not self.limit < events <= collection_events.span_events(history.spark):
-            return None
+        many = min(self.limit, collection_events.PORTION_EVENTS)
         live = _live(history)
-        counts = None if live is None else survey.by_batch(history.spark, history.bronze, history.namespace, span)
-        if live is None or counts is None:
+        if live is None:
+            return None
+        counts = collection_events.by_batch(history.spark, history.bronze, history.namespace, span, events=events, many=many)
+        if counts is None:
             return None
         max_events = history.options.max_batch_events
         return collection_events.portions(counts, span, most=max_events, looked_through=live.row_count())

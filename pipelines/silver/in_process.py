@@ -75,9 +75,9 @@ def ranges(collection: SilverCollection, work: CollectionWork) -> Sequence[Batch
 
 
 def _by_batch(spark: SparkSession, bronze_table: tables.TableRef, work: CollectionWork) -> survey.EventsByBatch | None:
-    """The number of the work's events per batch, if there are so many that this process applies them range by range."""
-    is_long = MANY_EVENTS < work.counts.events <= collection_events.span_events(spark)
-    return survey.by_batch(spark, bronze_table, work.namespace, work.span) if is_long else None
+    return collection_events.by_batch(
+        spark, bronze_table, work.namespace, work.span, events=work.counts.events, many=MANY_EVENTS
+    )
 
 
 @dataclass(frozen=True)

@@ -89,18 +89,23 @@ def test_short_documents_of_a_wide_table_are_applied_in_short_ranges(hop: Hop, m
 
 
 @pytest.mark.parametrize(
-    ("bound", "positions"),
-    [(("PORTION_EVENTS", 2), [3, 5, 7]), (("PORTION_BYTES", 1), [2, 3, 4, 5, 6, 7])],
-    ids=["events", "bytes"],
+    ("bound", "is_from", "positions"),
+    [
+        (("PORTION_EVENTS", 2), (in_process, "MANY_EVENTS", 2), [3, 5, 7]),
+        (("PORTION_BYTES", 1), (in_process, "MANY_EVENTS", 2), [2, 3, 4, 5, 6, 7]),
+        (("PORTION_BYTES", 1), (collection_events, "LARGE_FILE_BYTES", 1), [2, 3, 4, 5, 6, 7]),
+    ],
+    ids=["events", "bytes of many", "bytes of few"],
 )
 def test_a_long_span_is_applied_range_by_range(
-    hop: Hop, monkeypatch: pytest.MonkeyPatch, bound: tuple[str, int], positions: list[int]
+    hop: Hop, monkeypatch: pytest.MonkeyPatch, bound: tuple[str, int], is_from: tuple[object, str, int], positions: list[int]
 ) -> None:
+    """Also one of few events that are large: four collections with two thousand documents of 140 KB each took 5 GB."""
     bronze = Log(hop)
     bronze.append({"t": [{"op": "c", "key": key, "at": 10 + key, "after": {"_id": key, "n": 0}} for key in range(4)]})
     hop.run()
     monkeypatch.setattr(collection_events, *bound)
-    monkeypatch.setattr(in_process, "MANY_EVENTS", 2)
+    monkeypatch.setattr(*is_from)
     for at, (key, n) in enumerate(((0, 1), (1, 1), (2, 2), (3, 3), (0, 0), (1, 1))):
         bronze.append({"t": [{"op": "u", "key": key, "at": 20 + at, "after": {"_id": key, "n": n}}]})
     read, in_order = [], collection_events.in_order
