@@ -18,7 +18,7 @@ from __future__ import annotations
 import gc
 import itertools
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from operator import itemgetter
@@ -178,7 +178,6 @@ class Decoder:
                 findings.hard.update(index for index, number in enumerate(accepted) if not _has_fields_once(strings[number]))
         except RecursionError:  # deeper than any BSON document
             accepted, findings, decoded_rows = [], Findings(), None
-        findings.hard.update(findings.rescued_in_arrays())
         hard_numbers = {number for number, text in enumerate(strings) if text is not None}.difference(accepted)
         exact_numbers = sorted(hard_numbers.union(accepted[index] for index in findings.hard))
         rows = self._assembled(strings, decoded_rows, accepted, exact_numbers)
@@ -286,21 +285,22 @@ def _flattened(
     path: tuple[str, ...],
     arrays: dict[tuple[str, ...], pa.Array],
     findings: Findings,
+    laid_out: Collection[int] = (),
 ) -> tuple[pa.BooleanArray, list[tuple[int, str | None, str]]]:
     """Puts the columns below a document into `arrays`. Returns where all of them are null, and the documents below that
     are empty, with their texts.
     """
     all_null = pa.array(itertools.repeat(True, len(structs)), pa.bool_())
     empty_documents: list[tuple[int, str | None, str]] = []
-    for item, reader, values, classes, place in document.members(structs, where, findings):
+    for item, reader, values, classes, place in document.members(structs, where, findings, laid_out):
         column = (*path, item.name)
         if isinstance(reader, DocumentReader):
-            inner_structs, absent = reader.structs(values, classes, place, findings)
-            is_null, inner_empty = _flattened(reader, inner_structs, place, column, arrays, findings)
+            inner_structs, absent, inner_laid_out = reader.structs(values, classes, place, findings)
+            is_null, inner_empty = _flattened(reader, inner_structs, place, column, arrays, findings, inner_laid_out)
             holds_nothing = is_null if absent is None else pc.and_not(is_null, pa.array(absent, pa.bool_()))
             if holds_nothing.true_count:
                 empty_documents += [
-                    (*place(row), "[]" if type(values[row]) is list else "{}")
+                    (*place(row), "[]" if row in inner_laid_out else "{}")
                     for row, is_empty in enumerate(holds_nothing.to_pylist())
                     if is_empty
                 ]

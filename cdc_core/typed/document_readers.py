@@ -98,8 +98,8 @@ class DocumentReader(ColumnReader):
         return fields >= WIDE and self._documents >= ENOUGH and self._present * SPARSE < self._documents * fields
 
     def read(self, values: list[Any], classes: set[type], where: Where, findings: Findings) -> pa.Array:
-        structs, absent = self.structs(values, classes, where, findings)
-        members = [*self.members(structs, where, findings)]
+        structs, absent, laid_out = self.structs(values, classes, where, findings)
+        members = [*self.members(structs, where, findings, laid_out)]
         arrays = [
             pa.nulls(len(structs), field.type) if reader is None else reader.read(member_values, kinds, place, findings)
             for field, (_, reader, member_values, kinds, place) in zip(self._fields, members)
@@ -109,15 +109,17 @@ class DocumentReader(ColumnReader):
 
     def structs(
         self, values: list[Any], classes: set[type], where: Where, findings: Findings
-    ) -> tuple[list[Any], list[bool] | None]:
-        """The structs, blank where there is none, and flags for those; None if all exist."""
+    ) -> tuple[list[Any], list[bool] | None, Collection[int]]:
+        """The structs, blank where there is none; flags for those, None if all exist; and the numbers of arrays laid out as documents."""
         if self.is_due:
             self._note_due(values, where, findings)
         if classes == {self.struct}:
-            return values, None
+            return values, None, ()
+        laid_out: Collection[int] = ()
         if list in classes and self.values.arrays_as_documents:
+            laid_out = {number for number, value in enumerate(values) if type(value) is list}
             values = [
-                self._of_array(value, *where(number), findings) if type(value) is list else value
+                self._of_array(value, where(number)[0], findings) if number in laid_out else value
                 for number, value in enumerate(values)
             ]
             classes = {*map(type, values)}
@@ -126,9 +128,9 @@ class DocumentReader(ColumnReader):
                 self._cast_alone(value, number, where, findings)
         # Arrow masks a null struct but needs values for its members: those of the blank one.
         absent = [type(value) is not self.struct for value in values]
-        return [self._blank if is_absent else value for is_absent, value in zip(absent, values)], absent
+        return [self._blank if is_absent else value for is_absent, value in zip(absent, values)], absent, laid_out
 
-    def _of_array(self, value: list[Any], row: int, path: str | None, findings: Findings) -> Any:
+    def _of_array(self, value: list[Any], row: int, findings: Findings) -> Any:
         """An array laid out as a document, in decoded form; None if it needs the exact path."""
         # A null does not need its key, which may have no column.
         items = {f"_{index}": item for index, item in enumerate(value) if item is not None}
@@ -139,20 +141,19 @@ class DocumentReader(ColumnReader):
             findings.hard.add(row)
             return None
         findings.keys -= len(items)  # these keys do not appear in the text
-        findings.laid_out.setdefault(row, []).append(path or "")
         return document
 
     def _of_items(self, items: dict[str, Any]) -> Any:
         return msgspec.convert(items, self.struct)
 
     def members(
-        self, structs: list[Any], where: Where, findings: Findings
+        self, structs: list[Any], where: Where, findings: Findings, laid_out: Collection[int] = ()
     ) -> Iterator[tuple[Field, ColumnReader | None, list[Any], set[type], Where]]:
-        """Each field with its reader and the values for it; values of learned keys are rescued."""
+        """Each field with its reader and the values for it; values of learned keys are rescued. `laid_out` is as from `structs`."""
         numbers = itertools.count()
         self._documents += len(structs)
         for item, keyed_reader in zip(self.type.fields, self._readers):
-            place = of_field(where, item.name)
+            place = of_field(where, item.name, laid_out)
             if keyed_reader is None:
                 yield item, None, [], set(), place
             else:
@@ -161,13 +162,13 @@ class DocumentReader(ColumnReader):
                 self._present += findings.keys - keys_before
                 yield item, keyed_reader[1], values, classes, place
         for number, key in zip(numbers, self._strangers):
-            self._rescue_all(key, *_present(_getter(number)(structs), findings), where, findings)
+            values, classes = _present(_getter(number)(structs), findings)
+            self._rescue_all(key, values, classes, of_field(where, unescape_key(key), laid_out), findings)
 
     def _rescue_all(self, key: str, values: list[Any], classes: set[type], where: Where, findings: Findings) -> None:
-        """Rescues the values of a learned key."""
+        """Rescues the values of a learned key, at their places `where`."""
         if not classes - {NoneType}:
             return
-        where = of_field(where, unescape_key(key))
         if self._strangers[key]:
             self._note_due(values, where, findings)
         for number, value in enumerate(values):
@@ -214,7 +215,7 @@ class SparseReader(DocumentReader):
         return {key: msgspec.Raw(msgspec.json.encode(item)) for key, item in items.items()}
 
     def members(
-        self, structs: list[Any], where: Where, findings: Findings
+        self, structs: list[Any], where: Where, findings: Findings, laid_out: Collection[int] = ()
     ) -> Iterator[tuple[Field, ColumnReader | None, list[Any], set[type], Where]]:
         raws_by_key: dict[str, tuple[list[int], list[msgspec.Raw]]] = {}
         for number, document in enumerate(structs):
@@ -226,7 +227,7 @@ class SparseReader(DocumentReader):
                 raws.append(raw)
         columns = {key: self._column(key, len(structs), *entry, where, findings) for key, entry in raws_by_key.items()}
         for item, keyed_reader in zip(self.type.fields, self._readers):
-            place = of_field(where, item.name)
+            place = of_field(where, item.name, laid_out)
             if keyed_reader is None:
                 yield item, None, [], set(), place
             else:
@@ -234,7 +235,7 @@ class SparseReader(DocumentReader):
                 yield item, keyed_reader[1], values, classes, place
         for key in self._strangers:
             if key in columns:
-                self._rescue_all(key, *columns[key], where, findings)
+                self._rescue_all(key, *columns[key], of_field(where, unescape_key(key), laid_out), findings)
 
     def _column(
         self, key: str, count: int, numbers: list[int], raws: list[msgspec.Raw], where: Where, findings: Findings

@@ -12,7 +12,7 @@ import bisect
 import itertools
 import re
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Union
 
@@ -95,8 +95,6 @@ class Findings:
     """Documents that would change the schema."""
     hard: set[int] = field(default_factory=set)
     """Documents that need the exact path."""
-    laid_out: dict[int, list[str]] = field(default_factory=dict)
-    """The paths of arrays that were read as documents: only the exact path knows the paths of values rescued in them."""
     keys: int = 0
     """The number of keys in the columns' values; the texts must have as many."""
 
@@ -107,22 +105,18 @@ class Findings:
             self.hard.add(row)
         entries[path or ""] = text
 
-    def rescued_in_arrays(self) -> Iterator[int]:
-        """The documents with a value rescued in an array that was read as a document."""
-        for row in self.laid_out.keys() & self.rescued.keys():
-            starts = tuple(f"{path}." for path in self.laid_out[row])
-            if any(path.startswith(starts) for path in self.rescued[row]):
-                yield row
-
 
 Where = Callable[[int], "tuple[int, str | None]"]
 """The document and the dotted path of the value with this number; a document itself has no path."""
 
 
-def of_field(where: Where, name: str) -> Where:
+def of_field(where: Where, name: str, arrays: Collection[int]) -> Where:
+    """The places of a field's values; in the documents of `arrays`, which are laid out arrays, without the name's underscore."""
+
     def place(number: int) -> tuple[int, str | None]:
         row, path = where(number)
-        return row, name if path is None else f"{path}.{name}"
+        step = name[1:] if number in arrays else name
+        return row, step if path is None else f"{path}.{step}"
 
     return place
 
@@ -167,8 +161,10 @@ class ColumnReader:
         else:
             findings.keys += count_keys(value)
             if type(value) is list and not self.values.are_kept:
-                findings.hard.add(where(number)[0])
-                return None
+                if not isinstance(self.type, (Scalar, Decimal)):
+                    findings.hard.add(where(number)[0])
+                    return None
+                value = kinds.laid_out(value, self.values)
         cell, rescued = cast.cast(value, self.type)
         if rescued or self.type is Scalar.INT:
             row, path = where(number)
