@@ -47,8 +47,11 @@ rows sooner."""
 MANY_BYTES = 64 * 2**20
 """Rows are read here at once up to this size: a document may have 16 MB."""
 
+PART_BYTES = 16 * 2**20
+"""The size of one part. A hop has several of them in memory, and a service up to four hops at once."""
+
 PART_ROWS = 1 << 16
-"""The most rows of one part; fewer where they are large."""
+"""The most rows of one part."""
 
 _READ_ROWS = 4096
 """Rows of one read; a part consists of several. Only reading shows how large the rows are."""
@@ -165,7 +168,7 @@ class LiveFiles:
         return sum(file_statistics.row_count(each) for each in self._files_above(column, bound))
 
     def parts_above(self, column: str, bound: int, *, columns: Sequence[str]) -> Iterator[pa.Table]:
-        """The rows of `rows_above`, without its limits, in parts of at most `PART_ROWS` rows and about `MANY_BYTES`.
+        """The rows of `rows_above`, without its limits, in parts of at most `PART_ROWS` rows and about `PART_BYTES`.
 
         Raises `NotReadable`, possibly after some parts.
         """
@@ -400,7 +403,7 @@ def _mask(folder: Path, vector: Mapping[str, Any], rows: int) -> pa.BooleanArray
 
 
 def _parts(folder: Path, file: Mapping[str, Any], columns: list[str]) -> Iterator[pa.Table]:
-    """Columns of a data file's rows that are not deleted, in parts of at most `PART_ROWS` rows and about `MANY_BYTES`."""
+    """Columns of a data file's rows that are not deleted, in parts of at most `PART_ROWS` rows and about `PART_BYTES`."""
     vector = file.get("deletionVector")
     parts: list[pa.Table] = []
     is_present: pa.BooleanArray | None = None
@@ -414,7 +417,7 @@ def _parts(folder: Path, file: Mapping[str, Any], columns: list[str]) -> Iterato
             part = pa.Table.from_batches([batch])
             parts.append(part if is_present is None else part.filter(is_present.slice(start, len(part))))
             start, rows, size = start + len(part), rows + len(parts[-1]), size + parts[-1].nbytes
-            if rows + at_a_time > PART_ROWS or size >= MANY_BYTES:
+            if rows + at_a_time > PART_ROWS or size >= PART_BYTES:
                 yield pa.concat_tables(parts)
                 parts, rows, size = [], 0, 0
     if parts:
@@ -423,7 +426,7 @@ def _parts(folder: Path, file: Mapping[str, Any], columns: list[str]) -> Iterato
 
 def _rows_at_a_time(parquet: pq.ParquetFile, columns: list[str], group: int = 0) -> int:
     most = min(_READ_ROWS, PART_ROWS)
-    return local_log.rows_at_a_time(parquet, columns, most=most, size_bytes=MANY_BYTES, group=group)
+    return local_log.rows_at_a_time(parquet, columns, most=most, size_bytes=PART_BYTES, group=group)
 
 
 def _held(parquet: pq.ParquetFile, columns: Collection[str]) -> list[str]:

@@ -152,7 +152,8 @@ def test_parts_are_small_where_a_dictionary_makes_the_file_small(table: Table, m
     text = json.dumps({"type": "struct", "fields": fields})
     live = LiveFiles(table.folder)
     assert live.at(table.commit({"metaData": {"schemaString": text}}, {"add": file}))
-    monkeypatch.setattr(live_files, "MANY_BYTES", 500_000)
+    for name in ("PART_BYTES", "MANY_BYTES"):
+        monkeypatch.setattr(live_files, name, 500_000)
     parts = [*live.parts_above("__batch", 0, columns=live.schema.names)]
     assert max(each.nbytes for each in parts) <= 1_100_000
     assert pa.concat_tables(parts)["__key"].to_pylist() == held["__key"].to_pylist()
