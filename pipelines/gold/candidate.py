@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+from cdc_core.sql.names import identifier
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -16,17 +18,23 @@ if TYPE_CHECKING:
 class Candidate:
     """The rows that a table would have; readers do not see them yet.
 
-    `name` is the collection or the model, `whole` returns all rows, `changed` are those that the last good version lacks (None if unknown; else with the columns of `whole`),
-    `keys` the columns that identify a row, and `live` the metadata of the last good version's commit. Both frames give exactly the rows
-    that are then published: they are computed already, or functions of versions of tables.
+    `name` is the collection or the model, `whole` returns all rows, with all columns or those of the given names that they have, `changed`
+    are those that the last good version lacks (None if unknown; else with all columns), `keys` the columns that identify a row, and `live`
+    the metadata of the last good version's commit. Both frames give exactly the rows that are then published: they are computed already, or
+    functions of versions of tables.
     """
 
     name: str
     table: tables.TableRef
-    whole: Callable[[], DataFrame]
+    whole: Callable[[Collection[str] | None], DataFrame]
     changed: DataFrame | None = None
     keys: tuple[str, ...] = ()
     live: Mapping[str, object] = field(default_factory=dict)
+
+
+def selected(rows: DataFrame, names: Collection[str] | None) -> DataFrame:
+    """The rows, with all columns or those of these names that they have, as `Candidate.whole` returns them."""
+    return rows if names is None else rows.select(*(identifier(name) for name in rows.columns if name in names))
 
 
 class Audit:

@@ -11,7 +11,7 @@ import functools
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 
@@ -31,7 +31,7 @@ from pipelines.bronze import registry, survey
 from pipelines.delta import query_execution, upsert
 from pipelines.delta import tables as delta
 from pipelines.delta.writer import Writer
-from pipelines.gold.candidate import Audit, Candidate, no_audit
+from pipelines.gold.candidate import Audit, Candidate, no_audit, selected
 
 PROPERTIES = {
     "delta.enableTypeWidening": "false",
@@ -131,13 +131,22 @@ class GoldTable:
     """What the audit adds to the metadata of the publishing commit; empty before the audit."""
 
     def judge(
-        self, table: tables.TableRef, changed: DataFrame | None = None, live: Mapping[str, object] | None = None
+        self,
+        table: tables.TableRef,
+        changed: DataFrame | None = None,
+        live: Mapping[str, object] | None = None,
+        *,
+        read: Callable[[Collection[str]], DataFrame | None] = lambda names: None,
     ) -> None:
-        """Run the audit over the rows that the table would have, of which `changed` are new. Raises what the audit raises."""
+        """Run the audit over the rows that the table would have, of which `changed` are new. Raises what the audit raises.
+
+        `read` returns all rows with some columns if that is faster than a query.
+        """
         has_rescued = changed is None or "__rescued" in changed.columns
 
-        def whole() -> DataFrame:
-            return self.current().select(*self._columns(has_rescued=has_rescued))
+        def whole(names: Collection[str] | None) -> DataFrame:
+            rows = None if names is None else read(names)
+            return selected(self.current().select(*self._columns(has_rescued=has_rescued)), names) if rows is None else rows
 
         candidate = Candidate(str(self.work.namespace), table, whole, changed, keys=("__key",), live=live or {})
         self.audited[:] = [self.audit(self.spark, candidate)]

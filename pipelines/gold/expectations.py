@@ -11,7 +11,6 @@ what was not met. For another suite, and for expectations that were not met, the
 
 from __future__ import annotations
 
-import functools
 import os
 import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -28,7 +27,6 @@ from cdc_core.expectations import suite as suites
 from cdc_core.expectations.suite import Expectation, Suite
 from cdc_core.properties import types as values
 from cdc_core.settings.parse import Settings
-from cdc_core.sql.names import identifier
 from pipelines import clock
 from pipelines.delta import ops_tables, query_execution
 from pipelines.delta import tables as delta
@@ -164,8 +162,7 @@ class Gate(Audit):
             return {}
         changed = None if candidate.changed is None else _with_rescued(suite, candidate.changed)
         # Planning the whole table takes a second, and most suites are about rows.
-        whole = functools.cache(lambda: _with_rescued(suite, candidate.whole()))
-        columns = (whole() if changed is None else changed).columns
+        columns = (_with_rescued(suite, candidate.whole(None)) if changed is None else changed).columns
         missing_columns = list(suites.missing_columns(suite, columns, table=candidate.name))
         problems = [problem for each, problem in missing_columns if each.severity is suites.Severity.CRITICAL]
         if problems:
@@ -182,7 +179,7 @@ class Gate(Audit):
             by_rows = library.judged(changed, about_rows, keys=candidate.keys)
             outcomes |= {id(each): (result, "changed") for each, result in zip(about_rows, by_rows)}
         if about_table:
-            with _narrow(whole(), about_table, candidate.keys) as rows:
+            with _whole(candidate, suite, about_table, columns) as rows:
                 by_table = library.judged(rows, about_table, keys=candidate.keys)
             outcomes |= {id(each): (result, "whole") for each, result in zip(about_table, by_table)}
         results = [_Outcome(each, *outcomes[id(each)]) for each in suite.expectations]
@@ -242,16 +239,18 @@ class Gate(Audit):
 
 
 @contextmanager
-def _narrow(rows: DataFrame, expectations: Sequence[Expectation], keys: Sequence[str]) -> Iterator[DataFrame]:
-    """The rows with the columns that the expectations read, computed once: the library reads them once per figure.
+def _whole(
+    candidate: Candidate, suite: Suite, expectations: Sequence[Expectation], columns: Sequence[str]
+) -> Iterator[DataFrame]:
+    """All rows with the columns that the expectations read, computed once: the library reads them once per figure.
 
     As they are without keys. Such rows are computed already, or are a view, for which a failing query is a result of the check.
     """
-    names = suites.columns_read(expectations, rows.columns)
-    if not names or not keys:
-        yield rows
+    names = suites.columns_read(expectations, columns)
+    if not names or not candidate.keys:
+        yield _with_rescued(suite, candidate.whole(None))
         return
-    with query_execution.held(rows.select(*map(identifier, dict.fromkeys([*names, *keys])))) as narrow:
+    with query_execution.held(_with_rescued(suite, candidate.whole({*names, *candidate.keys}))) as narrow:
         yield narrow
 
 

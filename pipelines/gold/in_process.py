@@ -6,12 +6,12 @@ changed rows in Spark; up to `JUDGED_BYTES` of them are sent there.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructField, StructType
 
 from cdc_core.sql import table_columns
@@ -30,7 +30,7 @@ LOCAL_ROWS = 1_000_000
 """The most rows that are published here at a time. Beyond that, Spark on many cores is faster; on two cores it never is."""
 
 JUDGED_BYTES = 32 * 2**20
-"""The most bytes of changed rows that are sent to Spark for their expectations; more of them it reads itself."""
+"""The most bytes of rows that are sent to Spark for their expectations; more of them it reads itself."""
 
 _BY_TASKS = {"spark.sql.execution.arrow.localRelationThreshold": str(64 * 2**10)}
 """The bytes of sent rows above which Spark's tasks check them: its driver evaluates each condition row by row. Three expectations about
@@ -113,17 +113,28 @@ def merged(table: current.GoldTable, sources: SourceFiles, writer: Writer) -> in
 def _is_judged(table: current.GoldTable, sources: SourceFiles, writer: Writer, columns: StructType) -> bool:
     """Check the changed documents' expectations; False if they are too large. Raises what the audit raises."""
     assert table.work.gold.to is not None
+    changed = _sent(table, sources, table.work.gold.to, columns)
+    if changed is None:
+        return False
+
+    def read(names: Collection[str]) -> DataFrame | None:
+        return _sent(table, sources, -1, StructType([each for each in columns if each.name in names]))
+
+    table.judge(writer.table, changed, writer.metadata, read=read)
+    return True
+
+
+def _sent(table: current.GoldTable, sources: SourceFiles, above: int, columns: StructType) -> DataFrame | None:
+    """Columns of the documents of batches after `above` as Spark's rows; None if they have more than `JUDGED_BYTES`."""
     schema = table_schema.arrow_schema(columns.jsonValue())
     parts, size_bytes = [schema.empty_table()], 0
-    for part in sources.documents(table.work.gold.to, schema):
+    for part in sources.documents(above, schema):
         size_bytes += part.nbytes
         if size_bytes > JUDGED_BYTES:
-            return False
+            return None
         parts.append(part)
     with query_execution.session_confs(table.spark, _BY_TASKS):
-        changed = table.spark.createDataFrame(pa.concat_tables(parts), columns)
-    table.judge(writer.table, changed, writer.metadata)
-    return True
+        return table.spark.createDataFrame(pa.concat_tables(parts), columns)
 
 
 def _replaced(table: current.GoldTable, sources: SourceFiles, writer: Writer, above: int, keys: Sequence[str]) -> bool:

@@ -37,7 +37,7 @@ from pipelines.delta import maintenance, query_execution, table_history, upsert
 from pipelines.delta import tables as delta
 from pipelines.delta.writer import Writer
 from pipelines.gold import current, model_changes, queries
-from pipelines.gold.candidate import Audit, Candidate
+from pipelines.gold.candidate import Audit, Candidate, selected
 from pipelines.gold.model_inputs import ModelInputs
 from pipelines.gold.table_claims import TableClaims
 from pipelines.spark import failures as spark_failures
@@ -185,7 +185,8 @@ class ModelTable:
             self._check_unique(rows)
             self._check_keys(rows)
             verdict = self.audit(
-                self.spark, Candidate(self.model.name, table, lambda: rows, keys=self._named(rows), live=work.live)
+                self.spark,
+                Candidate(self.model.name, table, functools.partial(selected, rows), keys=self._named(rows), live=work.live),
             )
             owner = writer
             if owner is None:  # not before the audit: a refused first version must leave no empty table
@@ -236,7 +237,14 @@ class ModelTable:
             all_rows = other_rows.unionByName(rows)
             verdict = self.audit(
                 self.spark,
-                Candidate(self.model.name, writer.table, lambda: all_rows, rows, keys=self._named(rows), live=work.live),
+                Candidate(
+                    self.model.name,
+                    writer.table,
+                    functools.partial(selected, all_rows),
+                    rows,
+                    keys=self._named(rows),
+                    live=work.live,
+                ),
             )
             extra = {**verdict, **self._made_by}
             count = keys.count()

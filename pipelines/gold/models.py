@@ -13,6 +13,7 @@ each model at its last commit, from which the next run continues.
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import threading
@@ -35,7 +36,7 @@ from cdc_core.tables import layout as tables
 from pipelines.bronze import registry
 from pipelines.delta import tables as delta
 from pipelines.gold import model_table, queries
-from pipelines.gold.candidate import Audit, Candidate, no_audit
+from pipelines.gold.candidate import Audit, Candidate, no_audit, selected
 from pipelines.gold.model_inputs import ModelInputs, collection_table
 from pipelines.settings import file as settings_file
 from pipelines.spark import failures as spark_failures
@@ -450,7 +451,7 @@ class _ModelsRun:
         verdict, earlier = self.verdict(model), self.judged.get(model.name)
         # Audited before any model or reader can see it.
         if verdict is None:
-            self.audit(self.spark, Candidate(model.name, table, lambda: frame))
+            self.audit(self.spark, Candidate(model.name, table, functools.partial(selected, frame)))
             verdict = ModelVerdict(self._made_from(model), view=None if earlier is None else earlier.view)
             self.judged[model.name] = verdict
         self.inputs.add_view(model, frame)

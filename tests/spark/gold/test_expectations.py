@@ -21,7 +21,7 @@ from pipelines.demo import quality
 from pipelines.gold import current, expectations, in_process, models, publish
 from pipelines.gold import great_expectations as library
 from pipelines.gold import run as gold
-from pipelines.gold.candidate import Candidate
+from pipelines.gold.candidate import Candidate, selected
 from pipelines.operations import rebuild
 from pipelines.silver import run as silver
 from tests.harness import bronze_rows, gold_shop, oracle, sessions
@@ -131,7 +131,10 @@ def test_a_warning_stays_unmet_as_long_as_its_rows(spark: SparkSession, tmp_path
             return spark.sql(f"SELECT * FROM VALUES {rows} AS (customer, total)")
 
         new = frame(changed) if changed else None
-        live = gate(spark, Candidate("totals", table, lambda: frame(totals), new, keys=("customer",), live=live))
+        live = gate(
+            spark,
+            Candidate("totals", table, lambda names: selected(frame(totals), names), new, keys=("customer",), live=live),
+        )
         rows = results(spark, settings)[-4:]
         return [(row["judged"], row["is_met"], row["rows"], row["unexpected"], row["failure"]) for row in rows]
 
@@ -234,7 +237,9 @@ def test_changed_documents_are_judged_without_a_query_over_the_tables(
     suite = (
         '{"table": "cases.things", "expectations": ['
         '{"type": "expect_column_values_to_be_between", "kwargs": {"column": "n", "min_value": 0}},'
-        '{"type": "expect_column_values_to_be_between", "kwargs": {"column": "at", "min_value": "2024-01-01", "max_value": "2026-01-01"}}]}'
+        '{"type": "expect_column_values_to_be_between", "kwargs": {"column": "at", "min_value": "2024-01-01", "max_value": "2026-01-01"}},'
+        '{"type": "expect_column_values_to_be_unique", "kwargs": {"column": "n"}},'
+        '{"type": "expect_table_row_count_to_be_between", "kwargs": {"max_value": 2}}]}'
     )
     settings, layout, log = documents_with(spark, tmp_path, suite)
 
@@ -260,9 +265,12 @@ def test_changed_documents_are_judged_without_a_query_over_the_tables(
     first = run(document(1, 1, 10), document(2, 2, 10))
     with monkeypatch.context() as patch:
         patch.setattr(current.GoldTable, "merged", lambda *_: pytest.fail("by Spark"))
+        patch.setattr(current.GoldTable, "current", lambda *_: pytest.fail("by Spark"))
         second = run(document(1, 5, 11), document(3, 3, 11), {"op": "d", "key": 2, "at": 12})
         assert second == [{**first[0], "n": 5}, {**first[0], "_id": 3, "n": 3, "__key": "3"}]
-        assert [row["judged"] for row in results(spark, settings)[-2:]] == ["changed", "changed"]
+        assert [row["judged"] for row in results(spark, settings)[-4:]] == ["changed", "changed", "whole", "whole"]
+        with pytest.raises(errors.GateFailed, match="unique of n: 2 of 2 rows do not meet it, for example with the keys"):
+            run(document(1, 3, 12))
         with pytest.raises(errors.GateFailed, match="1 of 1 changed rows do not meet it, for example with the keys 1"):
             run(document(1, -1, 13, late=1))
         held = oracle.read(layout.gold("cases", "things").path or "")
@@ -272,6 +280,8 @@ def test_changed_documents_are_judged_without_a_query_over_the_tables(
     monkeypatch.setattr(in_process, "JUDGED_BYTES", 0)
     with pytest.raises(errors.GateFailed, match="1 of 1 changed rows do not meet it"):
         run(document(3, -1, 15))
+    with pytest.raises(errors.GateFailed, match="2 of 2 rows do not meet it"):
+        run(document(3, 6, 15))
     assert run(document(3, 7, 16)) == [third[0], {**third[1], "n": 7}]
 
 

@@ -49,7 +49,7 @@ def test_what_could_not_be_judged_for_now_is_no_verdict(
         {"type": "expect_column_values_to_not_be_null", "kwargs": {"column": "n", "notes": n}} for n in range(len(replies))
     ]
     suite = suites.parse({"expectations": found}, name="totals", where="totals.yml")
-    candidate = Candidate("totals", ANY, cast("Any", lambda: SimpleNamespace(columns=["n"])))
+    candidate = Candidate("totals", ANY, cast("Any", lambda names: SimpleNamespace(columns=["n"])))
     with pytest.raises(errors.MedallionError) as refused:
         expectations.Gate(ANY, {"totals": suite})(ANY, candidate)
     assert type(refused.value) is raised
