@@ -1,7 +1,7 @@
 """Publishes changed documents in this process: what `current.GoldTable.merged` does, without a query.
 
-If this process can read the files of its silver and gold tables. Everything else goes through `GoldTable`. Great Expectations checks the
-changed rows in Spark; up to `JUDGED_BYTES` of them are sent there.
+If this process can read the files of its silver and gold tables. Everything else goes through `GoldTable`. Great Expectations checks rows
+in Spark; up to `JUDGED_BYTES` of them are sent there.
 """
 
 from __future__ import annotations
