@@ -117,7 +117,7 @@ def remove_left(
     *,
     claim: Callable[[tables.TableRef], Writer],
 ) -> bool:
-    """Remove the shadow that a killed rebuild left in a folder that this process sees; whether there was one.
+    """Remove the shadow that a killed rebuild left in a folder that this process sees; whether one is gone that was there.
 
     Under the table's claim, which a running rebuild holds: nothing is removed then.
     """
@@ -130,7 +130,9 @@ def remove_left(
             delta.remove(spark, shadow)
     except (errors.TableOwned, errors.LeaseHeld):
         return False
-    return True
+    if is_left := folder.exists():
+        log.warning("%s: what a killed rebuild left here can only be removed by the user who started it", folder)
+    return not is_left
 
 
 @dataclass
