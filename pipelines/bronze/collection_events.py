@@ -68,7 +68,9 @@ def by_batch(
         return None
     is_long = events > many
     if not is_long and span.to - span.after > 1:
-        is_long = survey.file_bytes(spark, table, namespace, span) > LARGE_FILE_BYTES
+        is_long = survey.are_large(
+            spark, table, namespace, span, events=events, file_bytes=LARGE_FILE_BYTES, size_bytes=PORTION_BYTES
+        )
     return survey.by_batch(spark, table, namespace, span) if is_long else None
 
 

@@ -195,13 +195,16 @@ class EventsByBatch:
     row_bytes: int
 
 
+_DOCUMENTS = ("before", "after", "updateDescription")
+
+
 def by_batch(
     spark: SparkSession, bronze_table: tables.TableRef, of: registry.Namespace, span: BatchRange
 ) -> EventsByBatch | None:
     """The events of a collection by batch; None where this process cannot read all files of the span."""
     among = {"db": of.db, "collection": of.collection}
     files = batch_rows.here(spark, bronze_table, span, among)
-    size_bytes = batch_rows.bytes_of(files, ["before", "after", "updateDescription"])
+    size_bytes = batch_rows.bytes_of(files, _DOCUMENTS)
     if not files or size_bytes is None:
         return None
     batch_counts: Counter[int] = Counter()
@@ -215,10 +218,26 @@ def by_batch(
     return EventsByBatch(sorted(batch_counts.items()), size_bytes // max(1, row_count))
 
 
-def file_bytes(spark: SparkSession, bronze_table: tables.TableRef, of: registry.Namespace, span: BatchRange) -> int:
-    """The bytes of the files that hold a collection's events of a span; 0 where this process cannot read all of them."""
+def are_large(
+    spark: SparkSession,
+    bronze_table: tables.TableRef,
+    of: registry.Namespace,
+    span: BatchRange,
+    *,
+    events: int,
+    file_bytes: int,
+    size_bytes: int,
+) -> bool:
+    """Whether the files of a collection's `events` have more than `file_bytes`, and the events' documents more than `size_bytes`, by the files'
+    average; false where this process cannot read all of them.
+
+    Only from the log and the files' ends: thousands of collections may have a few events each in the same files.
+    """
     files = batch_rows.here(spark, bronze_table, span, {"db": of.db, "collection": of.collection})
-    return sum(file.size or 0 for file in files)
+    if sum(file.size or 0 for file in files) <= file_bytes:
+        return False
+    row_count = sum(file.stats.get("numRecords") or 0 for file in files)
+    return events * (batch_rows.bytes_of(files, _DOCUMENTS) or 0) > size_bytes * row_count
 
 
 def sweeps(

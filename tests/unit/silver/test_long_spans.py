@@ -126,6 +126,17 @@ def test_a_long_span_is_applied_range_by_range(
     ]
 
 
+def test_few_events_in_large_files_of_others_are_read_once(hop: Hop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of many collections read all files of the span twice, to find that its own documents are one range: a backlog took half as long
+    again."""
+    monkeypatch.setattr(collection_events, "LARGE_FILE_BYTES", 1)
+    monkeypatch.setattr(survey, "by_batch", lambda *_: pytest.fail("the events were counted by batch"))
+    for key in range(3):
+        hop.append((key, bson.encode({"_id": key})))
+    hop.silver()
+    assert len(oracle.rows(oracle.read(hop.silver_table.path or ""), by="__key")) == 3
+
+
 @pytest.mark.parametrize("is_compacted", [False, True])
 def test_many_small_commits_are_read_once_for_all_collections(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_compacted: bool
