@@ -231,18 +231,21 @@ def plain(kind: Any, value: str, depth: int = 0) -> str:
 # --- all of it
 
 
-def settings(folder: Path, uri: str, db: str) -> Path:
-    """Write the settings of a pipeline with a lakehouse in the folder; returns their path."""
+def settings(folder: Path, uri: str, db: str, options: Sequence[str] = ()) -> Path:
+    """Write the settings of a pipeline with a lakehouse in the folder, with options of silver (`flatten.struct=true`); returns their path."""
     folder.mkdir(exist_ok=True)
+    silver = ", ".join(option.replace("=", ": ", 1) for option in options)
     config = folder / "bench.yml"
     config.write_text(
         f"name: bench\nlakehouse: {{root: {folder}/lakehouse}}\nsource:\n"
-        f"  mongodb.connection.string: {uri}\n  collection.include.list: {db}.things\n"
+        f"  mongodb.connection.string: {uri}\n  collection.include.list: {db}.things\nsilver: {{defaults: {{{silver}}}}}\n"
     )
     return config
 
 
-def shape_rows(uri: str, shape: str, *, documents: int, seed: int, indirect: bool = False) -> Iterator[ground.Row]:
+def shape_rows(
+    uri: str, shape: str, *, documents: int, seed: int, indirect: bool = False, options: Sequence[str] = ()
+) -> Iterator[ground.Row]:
     """Yields the rows of the first load and of the mix, each followed by the indirect one, then the starts and the rates by hand."""
     db, count = f"bench_{shape}", int(documents * SHARE[shape])
     changes = int(count * 0.64)
@@ -251,7 +254,8 @@ def shape_rows(uri: str, shape: str, *, documents: int, seed: int, indirect: boo
         source = Source(client[db]["things"], shape, seed)
         source.insert(count)
         with ground.lakehouse() as root:
-            configs = {is_direct: settings(root / str(is_direct), uri, db) for is_direct in (True, False)[: 1 + indirect]}
+            ways = (True, False)[: 1 + indirect]
+            configs = {is_direct: settings(root / str(is_direct), uri, db, options) for is_direct in ways}
             found: dict[bool, Measured] = {}
             raw = capture.raw_find(uri, db, "things")
             for what, events in (("first load", count), ("mix", changes)):
@@ -295,6 +299,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--shapes", nargs="*", default=list(SHARE), choices=list(SHARE))
     parser.add_argument("--seed", type=int, default=random.randrange(10**6))
     parser.add_argument("--indirect", action="store_true", help="once more through Spark's statements alone")
+    parser.add_argument("--options", nargs="*", default=[], metavar="OPTION=VALUE", help="of silver, as flatten.struct=true")
     parser.add_argument("--by-hand", nargs=2, metavar=("CONFIG", "NAMESPACE"), help=argparse.SUPPRESS)
     arguments = parser.parse_args(argv)
     if arguments.by_hand:
@@ -304,7 +309,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             row
             for shape in arguments.shapes
             for row in shape_rows(
-                uri, shape, documents=arguments.documents, seed=arguments.seed, indirect=arguments.indirect
+                uri,
+                shape,
+                documents=arguments.documents,
+                seed=arguments.seed,
+                indirect=arguments.indirect,
+                options=arguments.options,
             )
         )
         rows = list(ground.told(found))

@@ -136,7 +136,7 @@ def schema_of(chance: random.Random, texts: list[str], names: list[str]) -> tupl
     """A schema that fits some of the documents, or a random one."""
     numbered = {"array.encoding": "document"}
     flat = {"flatten.struct": "true"}
-    options = chance.choice([{}] * 9 + [flat] * 4 + [numbered] * 2 + [numbered | flat])
+    options = chance.choice([{}] * 8 + [flat] * 3 + [numbered] * 2 + [numbered | flat] * 3)
     naming = column_names.ColumnNaming.of(unwrap_options.parse(options))
     pins = {}
     if chance.random() < 0.2:
