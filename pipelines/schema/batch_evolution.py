@@ -76,7 +76,7 @@ def evolve(
     joined = functools.partial(join, current, pins=pins, naming=naming)
     sight, known_schema = beginning or typed.Inference(), current if current.fields else replace(current, naming=naming)
     if beginning is None and not current.fields:
-        sight = documents.first(typed.Plan(known_schema))
+        sight = _first(documents, known_schema)
     if sight.shape.kinds:
         known_schema, _ = joined(sight.shape)
     # Without fields each document would take the exact path. A scalar where a map is pinned begins a column that later documents give.
@@ -98,6 +98,16 @@ def evolve(
     schema, changes = joined(shape)
     counts = dict(zip(also, itertools.chain(first_look.also, itertools.repeat(0))))
     return Evolution(schema, changes, typed.Plan(schema, pins), first_look.refused, first_look.low, counts)
+
+
+def _first(documents: looks.Documents, no_schema: DocumentSchema) -> typed.Inference:
+    """The inference from the first `BEGINNING` documents, without pins; large ones are read in order."""
+    beginning = documents.first_in_order()
+    if beginning is None:
+        return documents.first(typed.Plan(no_schema))
+    joined = functools.partial(join, no_schema, pins={}, naming=no_schema.naming)
+    sight, schema = _in_order(beginning, typed.Inference(), no_schema, joined, {})
+    return beginning.new(typed.Plan(schema), {}, most=None).with_other(sight)
 
 
 def _in_order(
@@ -139,7 +149,7 @@ def begun(
     column.
     """
     naming = _naming(options, reserved)
-    sight = documents.first(typed.Plan(replace(document_schema.EMPTY, naming=naming)))
+    sight = _first(documents, replace(document_schema.EMPTY, naming=naming))
     if not sight.shape.kinds or not _is_of_columns(sight):
         return None
     return _joined(document_schema.EMPTY, sight, pins, naming)

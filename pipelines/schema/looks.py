@@ -27,6 +27,9 @@ BEGINNING = 1000
 """The number of first documents that give a collection its first schema. Where more documents than this show something new, the first of
 them are inferred from before the others."""
 
+_LARGE_BYTES = 2**21
+"""The bytes of the first documents above which few of them are inferred from, and the others decoded by what these gave."""
+
 FEW = 100
 """The size of a sample from all parts of a batch: where it shows nothing new, the other documents seldom do."""
 
@@ -42,6 +45,9 @@ class Documents(Protocol):
 
     def first(self, plan: typed.Plan) -> typed.Inference:
         """The inference from the first `BEGINNING` documents."""
+
+    def first_in_order(self) -> Documents | None:
+        """The same first documents, where they can be read by `next_new` and are large enough for that to take less time."""
 
     def new(self, plan: typed.Plan, also: Mapping[str, str], *, most: int | None) -> typed.Inference:
         """The inference from all documents that the plan's schema does not cover.
@@ -75,6 +81,9 @@ class SparkDocuments:
 
     def first(self, plan: typed.Plan) -> typed.Inference:
         return self._look(self.df if self.small else self._beginning(), plan, everything=True)
+
+    def first_in_order(self) -> Documents | None:
+        return None  # each look is a query
 
     def new(self, plan: typed.Plan, also: Mapping[str, str], *, most: int | None) -> typed.Inference:
         return self._look(self.df, plan, also, most=most)
@@ -147,6 +156,10 @@ class LocalDocuments:
         batch = _beginning(self._left, BEGINNING)
         refused_count = decoding.refused(batch["text"]).true_count
         return typed.Inference(_shape(batch, plan), _low(batch), refused_count)
+
+    def first_in_order(self) -> Documents | None:
+        batch = _beginning(self._left, BEGINNING)
+        return LocalDocuments(*batch.columns) if batch["text"].nbytes > _LARGE_BYTES else None
 
     def first_unknown(self, plan: typed.Plan) -> typed.Inference:
         """The inference from those of the first documents that the plan's schema does not cover."""

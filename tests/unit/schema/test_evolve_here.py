@@ -167,6 +167,7 @@ def test_the_first_of_many_new_documents_tell_what_all_do(seed: int, monkeypatch
             monkeypatch.setattr(looks, "BEGINNING", beginning)
             monkeypatch.setattr(looks, "FEW", chance.choice([1, 5, 100]))
             monkeypatch.setattr(looks, "_DECODER_BYTES", chance.choice([0, 1, 200]))
+            monkeypatch.setattr(looks, "_LARGE_BYTES", chance.choice([0, 2**21]))
             monkeypatch.setattr(looks.LocalDocuments, "next_new", next_new if is_in_order else lambda self, plan: None)
             begun = batch_evolution.start_here(*given, current=schema, **settings)
             first = None if begun is None else begun.beginning
@@ -183,6 +184,37 @@ def test_a_field_that_is_new_in_all_documents_is_looked_for_in_few(monkeypatch: 
     monkeypatch.setattr(plan, "shape", lambda *given: looked_into.append(len(given[0])) or shape(*given))
     assert "late" in evolution(texts, current).schema.struct.by_name
     assert sum(looked_into) < looks.FEW
+
+
+def test_few_of_large_first_documents_are_inferred_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thousand documents of 100 KB take a quarter of a minute otherwise."""
+    items = [{"at": {"$date": {"$numberLong": str(n)}}, "n": n, "ok": n % 2 == 0} for n in range(60)]
+    texts = [json.dumps({"_id": n, "items": items, **({"late": 1} if n == 700 else {})}) for n in range(looks.BEGINNING)]
+    inferred, shape = [], plan.shape
+    monkeypatch.setattr(plan, "shape", lambda *given: inferred.extend(given[0]) or shape(*given))
+    given = looks.LocalDocuments(pa.array(texts), pa.array([f"{n:024x}" for n in range(len(texts))]))
+    begun = batch_evolution.begun(given, options=UnwrapOptions(), pins={}, reserved=frozenset())
+    assert begun is not None and [column.name for column in begun.schema.columns] == ["_id", "items", "late"]
+    assert len(inferred) < 20
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_schema_begins_alike_with_small_and_large_documents(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    chance = random.Random(f"begins {seed}")
+    settings: dict[str, Any] = {
+        "options": parse({"flatten.struct": chance.choice(["true", "false"])}),
+        "pins": parse_pins(chance.choice([{}, {"a": "int"}, {"b": "map"}])),
+        "reserved": frozenset(),
+    }
+    readable = [text for text in drifting(chance, 120) if text is None or "NaN" not in text]
+    texts, places = pa.array(readable, pa.string()), pa.array([f"{n // 7:024x}" for n in range(len(readable))])
+    monkeypatch.setattr(batch_evolution, "FEW_FIELDS", chance.choice([2, 100]))
+    begun = []
+    for large_bytes in (0, 2**21):
+        monkeypatch.setattr(looks, "_LARGE_BYTES", large_bytes)
+        found = batch_evolution.begun(looks.LocalDocuments(texts, places), **settings)
+        begun.append(found and (found.schema, found.changes, found.seen_at))
+    assert begun[0] == begun[1]
 
 
 def test_fields_that_begin_one_after_the_other_leave_few_documents_to_the_exact_path(
