@@ -36,6 +36,9 @@ RETRY_SECONDS = 60.0
 """The pause of a collection after an unknown error, which may be a lost task or a bug. After a temporary error the pause doubles each time,
 up to this: each attempt claims and releases its table, which takes two commits."""
 
+REMINDER_SECONDS = 3600.0
+"""How often a collection that still fails is logged again. Logs are rotated, and `medallion status` shows only the lag."""
+
 log = logging.getLogger(__name__)
 
 
@@ -52,11 +55,15 @@ class Failures:
     _pauses: dict[str, float] = field(default_factory=dict)
     _until: dict[str, float] = field(default_factory=dict)
     _waiting: set[str] = field(default_factory=set)
+    _logged: dict[str, float] = field(default_factory=dict)
 
     def begin_round(self) -> None:
         """Allow the retry of collections whose pause is over. Within a round none is retried: its survey does not include them."""
         now = time.monotonic()
         self._waiting = {name for name in self.by_name if self._until.get(name, 0.0) > now}
+        for name, error in self.by_name.items():
+            if now - self._logged.get(name, now) >= REMINDER_SECONDS:
+                self._log(name, error, "it still fails, the other collections continue")
 
     def guarding(
         self, act: Callable[[SparkSession, Item], Outcome], *, name: Callable[[Item], str]
@@ -92,8 +99,11 @@ class Failures:
             self._waiting.add(name)
         self._until[name] = time.monotonic() + self._pauses[name]
         if previous is None or errors.message_of(previous) != errors.message_of(known_error):
-            kind = {"error": type(known_error).__name__}
-            log.error("%s: %s; continuing with the other collections", name, errors.message_of(known_error), extra=kind)
+            self._log(name, known_error, "continuing with the other collections")
+
+    def _log(self, name: str, error: Exception, outlook: str) -> None:
+        self._logged[name] = time.monotonic()
+        log.error("%s: %s; %s", name, errors.message_of(error), outlook, extra={"error": type(error).__name__})
 
     def passed(self, name: str) -> None:
         """Forget a temporary error of a collection that has nothing left to do.

@@ -223,6 +223,29 @@ def test_an_error_that_needs_a_person_is_not_forgotten() -> None:
     assert list(noted.by_name) == ["shop.b"]
 
 
+def test_a_collection_that_still_fails_is_logged_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each hour: the first message of a service that goes on may be gone with an old log. A success ends that."""
+    now = 0.0
+    monkeypatch.setattr(parallel, "time", SimpleNamespace(monotonic=lambda: now))
+    failures = parallel.Failures()
+
+    def hour(number: float) -> list[str]:
+        nonlocal now
+        now = number * 3600.0
+        caplog.clear()
+        failures.begin_round()
+        return [record.getMessage().split(";")[0] for record in caplog.records]
+
+    failures.note("shop.a", errors.DecisionNeeded("somebody else's table"))
+    assert [hour(0.9), hour(1), hour(1.9), hour(2)] == [[], ["shop.a: somebody else's table"]] * 2
+    failures.guarding(lambda spark, item: None, name=str)(None, "shop.a")  # type: ignore[arg-type]
+    assert hour(4) == []
+    failures.note("shop.a", errors.DecisionNeeded("somebody else's table"))
+    assert hour(4.5) == []
+
+
 def test_an_error_that_nobody_knows_does_not_stand_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     """For example if Spark lost a task: the collection is tried again after a while, and not each second."""
     now = 0.0
