@@ -33,6 +33,9 @@ MAX_DEPTH = 32
 MAX_FIELDS = 1000
 """Maximum fields of one nested document. With more at first sight it becomes a MAP; fields that appear later are rescued."""
 
+MANY_FIELDS = 100
+"""Fields of a nested document, of which more that appear later may be data: the keys of a map."""
+
 MAX_COLUMNS = 10_000
 """Maximum columns of one table, counting nested fields; further fields are rescued."""
 _RANK = {kind: rank for rank, kind in enumerate(Kind)}
@@ -256,6 +259,25 @@ class _Join:
                 for group in groups(shape):
                     type_ = _absorbed(type_, group)
                 return type_
+
+
+def grown(before: DocumentSchema, after: DocumentSchema) -> dict[str, int]:
+    """The nested documents that have grown beyond `MANY_FIELDS`, or to `MAX_FIELDS`: number of fields by path, as pins have it."""
+    return {".".join(path): count for path, count in _grown(before.struct, after.struct, ())}
+
+
+def _grown(before: ColumnType, after: ColumnType, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], int]]:
+    match before, after:
+        case Struct(), Struct():
+            count = len(after.fields)
+            if path and any(len(before.fields) < limit <= count for limit in (MANY_FIELDS + 1, MAX_FIELDS)):
+                yield path, count
+            for name in before.by_name.keys() & after.by_name.keys():
+                yield from _grown(before.by_name[name].type, after.by_name[name].type, (*path, name))
+        case Array(inner_before), Array(inner_after):
+            yield from _grown(inner_before, inner_after, path)
+        case Map(value_before), Map(value_after):
+            yield from _grown(value_before, value_after, (*path, "*"))
 
 
 def waiting_pins(schema: DocumentSchema, pins: Pins) -> Iterator[str]:

@@ -6,6 +6,8 @@ change nothing.
 
 from __future__ import annotations
 
+import logging
+import shlex
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -13,6 +15,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from cdc_core.bronze import columns as bronze
+from cdc_core.schema.evolution import MAX_FIELDS, grown
 from cdc_core.silver import quarantine as quarantine_rules
 from cdc_core.silver import reduce
 from pipelines.bronze import quarantine_table, survey
@@ -21,6 +24,8 @@ from pipelines.schema import log as schemas
 from pipelines.silver import batch as batches
 from pipelines.silver.batch import RowBatch
 from pipelines.silver.collection import SilverCollection
+
+log = logging.getLogger(__name__)
 
 
 def _braced(text: str) -> str:
@@ -88,10 +93,19 @@ def evolve(
     )
 
 
+_GROWN = (
+    "%s: the nested document %s has grown to %d fields; beyond %d, values of new ones are rescued. If their names are data, set "
+    "map.fields: [%s] and run medallion rebuild --collection %s"
+)
+
+
 def record(collection: SilverCollection, evolution: batch_evolution.Evolution, number: int) -> None:
     """Append changes to the schemas; to be called before the table has the columns."""
-    ops, name = collection.layout.ops("schemas"), str(collection.namespace)
-    collection.schema = schemas.record(collection.writer, ops, collection.schema, evolution, collection=name, batch=number)
+    ops, name, before = collection.layout.ops("schemas"), str(collection.namespace), collection.schema
+    collection.schema = schemas.record(collection.writer, ops, before, evolution, collection=name, batch=number)
+    if evolution.changes:
+        for path, count in grown(before.schema, evolution.schema).items():
+            log.warning(_GROWN, name, path, count, MAX_FIELDS, path, shlex.quote(name))
 
 
 def ensured_schema(collection: SilverCollection, batch: RowBatch) -> bool:

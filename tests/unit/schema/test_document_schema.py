@@ -33,9 +33,11 @@ def table_ddl(schema: document_schema.DocumentSchema) -> str:
     return ", ".join(f"{identifier(name)} {column_types.ddl(type_)}" for name, type_ in schema.table())
 
 
-def joined(documents: list[Any], **named: Any) -> document_schema.DocumentSchema:
+def joined(
+    documents: list[Any], *, start: document_schema.DocumentSchema = document_schema.EMPTY, **named: Any
+) -> document_schema.DocumentSchema:
     """The schema after joining the documents one by one."""
-    schema = document_schema.EMPTY
+    schema = start
     for document in documents:
         if named.get("naming"):
             document = kinds.laid_out(document, named["naming"].values)
@@ -49,6 +51,20 @@ def together(documents: list[Any], **named: Any) -> document_schema.DocumentSche
     for number, document in enumerate(documents):
         shape.see(document, f"{number:06}")
     return evolution.join(document_schema.EMPTY, shape, **named)[0]
+
+
+@pytest.mark.parametrize(
+    ("counts", "grown"),
+    [((0, 300), []), ((1, 100, 101, 102), [101]), ((50, 999, 1000, 1001), [999, 1000]), ((200, 300), [])],
+)
+def test_a_nested_document_grows_like_a_map(counts: tuple[int, ...], grown: list[int]) -> None:
+    """Many fields at first sight tell nothing of what comes later."""
+    schema, found = document_schema.EMPTY, []
+    for count in counts:
+        wide = [{"b": {f"k{number}": 1 for number in range(count)}}]
+        before, schema = schema, joined([{"a": wide, **{f"c{number}": 1 for number in range(count)}}], start=schema)
+        found.append(evolution.grown(before, schema))
+    assert [each for each in found if each] == [{"a.b": count} for count in grown]
 
 
 PLAIN = st.none() | st.booleans() | st.text(max_size=1) | st.sampled_from([0, 1, -(2**31), 2**31 - 1, 2**31, -(2**40), 1.5])

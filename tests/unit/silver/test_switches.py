@@ -68,6 +68,26 @@ def test_a_table_that_goes_on_as_it_was_laid_out_says_so(
         assert ["medallion rebuild --collection cases.t" in each for each in told] == [True] * is_told
 
 
+def test_a_document_that_grows_like_a_map_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """In a stream, keys come a few at a time, and each becomes a column. Told once, with what makes a map of them."""
+    with without_spark.running(), caplog.at_level(logging.WARNING):
+        hop = Hop(tmp_path)
+        told = []
+        for batch in range(5):
+            by = {f"user {batch * 30 + number}": number for number in range(30)}
+            hop.append((batch, bson.encode({"_id": batch, "votes": [{"by": by}]})))
+            caplog.clear()
+            hop.silver()
+            told.append([each.getMessage() for each in caplog.records])
+        assert [len(messages) for messages in told] == [0, 0, 0, 1, 0]
+        assert "map.fields: [votes.by] and run medallion rebuild --collection cases.t" in told[3][0]
+        hop.settings = layers.pipeline(tmp_path, **{"map.fields": ["votes.by"]})
+        caplog.clear()
+        hop.append((9, bson.encode({"_id": 9})))
+        hop.silver()
+        assert ["map.fields pins other types of votes.by" in each.getMessage() for each in caplog.records] == [True]
+
+
 def test_a_delete_mode_that_was_taken_back_costs_no_query(tmp_path: Path) -> None:
     """The mode's column stays, and is false for every new document."""
     with without_spark.running():
