@@ -493,4 +493,4 @@ def _optimize(session: SparkSession, table: tables.TableRef) -> None:
     The commit has no metadata of ours: that from its beginning would hide the commits made while it ran.
     """
     with contextlib.suppress(Exception):
-        maintenance.optimize(session, table)
+        maintenance.optimize(session, table, is_ordered=True)

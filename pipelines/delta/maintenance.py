@@ -41,8 +41,11 @@ CUBE_BYTES = 1024 * 1024 * 1024
 """A clustered compaction leaves a group of clustered files of this size as it is. With Delta's default of 100 GB, each compaction would
 rewrite all of a smaller table."""
 
-
 LARGE_FILE = 64 * 1024 * 1024
+
+ORDERED_CUBE_BYTES = LARGE_FILE
+"""The same for a table whose rows come in the order of its clustering: there small groups skip as many files as large ones. Bronze is
+compacted every few minutes, and each time all of its newest group is rewritten, and kept for a week."""
 
 
 MANY_FILES = 24
@@ -56,12 +59,14 @@ FEW_BYTES = 16 * 1024 * 1024
 """The most rows and bytes of small files that a writer merges itself. They are few, so that readers of new rows read few old ones."""
 
 
-def optimize(spark: SparkSession, table: tables.TableRef, *, purges: bool = False) -> bool:
+def optimize(spark: SparkSession, table: tables.TableRef, *, purges: bool = False, is_ordered: bool = False) -> bool:
     """Compact a table, by its clustering where it has one. The commit has no metadata: that of the commit before it still counts.
 
-    With `purges`, also rewrites files with deleted rows; returns false where that failed for a clustered table.
+    With `purges`, also rewrites files with deleted rows; returns false where that failed for a clustered table. `is_ordered`: whether the
+    rows come in the order of the clustering.
     """
-    confs = {"spark.databricks.delta.optimize.clustering.mergeStrategy.minCubeSize.threshold": str(CUBE_BYTES)}
+    cube_bytes = ORDERED_CUBE_BYTES if is_ordered else CUBE_BYTES
+    confs = {"spark.databricks.delta.optimize.clustering.mergeStrategy.minCubeSize.threshold": str(cube_bytes)}
     with query_execution.session_confs(spark, confs), table_errors.translating(table):
         is_purged = not purges or _purged(spark, table)
         with query_execution.session_confs(spark, {} if is_purged else ALL_DELETED):

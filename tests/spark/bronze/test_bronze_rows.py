@@ -108,6 +108,26 @@ def test_what_was_compacted_is_not_read_twice(spark: SparkSession, log: bronze.B
     check(log, 5, 8, of_files=False)
 
 
+def test_a_compaction_leaves_what_was_compacted_before(
+    spark: SparkSession, log: bronze.BronzeLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bronze's rows come in the order of its clustering. With a group of a gigabyte, a capture would rewrite a gigabyte of old events every
+    few minutes.
+    """
+    monkeypatch.setattr(bronze, "COMPACT_EVERY", 3)
+    monkeypatch.setattr(maintenance, "ORDERED_CUBE_BYTES", 1, raising=False)  # of a gigabyte this would have to write one
+
+    def compacted() -> set[str]:
+        beat(log, 3)
+        log.compact(lambda: spark)
+        assert log._compaction is not None
+        log._compaction.join()
+        return {file.name for file in delta.data_files(spark, log.table) or []}
+
+    first, second = compacted(), compacted()
+    assert len(first) == 1 and first < second and len(second) == 2
+
+
 def test_rows_that_others_appended_are_there(spark: SparkSession, log: bronze.BronzeLog) -> None:
     """The rows are found even if a later claim still names the batch before them."""
     row = spark.table(str(log.table)).where("batch = 6").selectExpr("* EXCEPT (`batch`)", "batch + 1 AS batch")
