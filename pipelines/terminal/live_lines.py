@@ -9,9 +9,10 @@ import signal
 import sys
 import threading
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -115,14 +116,45 @@ def _show_work(now: WorkProgress) -> None:
 
 
 def _work_log() -> Callable[[WorkProgress], None]:
-    last_at: dict[str, float] = {}
+    logs: defaultdict[str, _WorkLog] = defaultdict(_WorkLog)
+    return lambda now: logs[now.work].hear(now)
 
-    def hear(now: WorkProgress) -> None:
-        if now.seconds > SHORT_SECONDS and time.monotonic() >= last_at.get(now.work, -math.inf) + LOG_EVERY_SECONDS:
-            last_at[now.work] = time.monotonic()
+
+class _WorkLog:
+    """Logs how far work is every `LOG_EVERY_SECONDS`, also during a step that takes minutes, such as a MERGE of a large table."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._timer: threading.Timer | None = None
+        self._newest: WorkProgress | None = None
+        self._heard_at = self._logged_at = -math.inf
+
+    def hear(self, now: WorkProgress) -> None:
+        with self._lock:
+            self._newest, self._heard_at = now, time.monotonic()
+            if now.seconds > SHORT_SECONDS:
+                self._log(now)
+            if self._timer is None:
+                self._wait()
+
+    def _again(self) -> None:
+        """Log the newest progress once more if nothing was heard meanwhile; ends with the work."""
+        with self._lock:
+            self._timer, now = None, self._newest
+            if now is not None and now.tables < now.all_tables:
+                self._log(replace(now, seconds=now.seconds + time.monotonic() - self._heard_at))
+                self._wait()
+
+    def _wait(self) -> None:
+        since_last = min(time.monotonic() - self._logged_at, LOG_EVERY_SECONDS)
+        self._timer = threading.Timer(LOG_EVERY_SECONDS - since_last or LOG_EVERY_SECONDS, self._again)
+        self._timer.daemon = True
+        self._timer.start()
+
+    def _log(self, now: WorkProgress) -> None:
+        if time.monotonic() >= self._logged_at + LOG_EVERY_SECONDS:
+            self._logged_at = time.monotonic()
             logging.getLogger(f"pipelines.{now.work}").info("progress: %s", work_line(now))
-
-    return hear
 
 
 class Rate:

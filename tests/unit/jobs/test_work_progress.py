@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from pathlib import Path
 
 import bson
@@ -12,7 +13,7 @@ from pipelines.gold import run as gold
 from pipelines.silver import run as silver
 from pipelines.terminal import live_lines
 from pipelines.work_progress import WorkCounter, WorkProgress
-from tests.harness import without_spark
+from tests.harness import processes, without_spark
 from tests.harness.without_spark import SPARK
 
 
@@ -78,3 +79,18 @@ def test_without_a_terminal_long_work_is_logged(caplog: pytest.LogCaptureFixture
     assert [(each.name, each.getMessage()) for each in caplog.records] == [
         (f"pipelines.{work}", f"progress: {work}: 1 of 3 tables") for work in ("silver", "gold")
     ]
+
+
+def test_a_step_that_takes_minutes_is_logged_too(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a MERGE of a large table nothing is heard before its end: without a line, it looks as if the command hung."""
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr(live_lines, "LOG_EVERY_SECONDS", 0.05)
+    hear = live_lines.work_progress(is_service=True)
+    hear(WorkProgress("gold", 1, 2, 0, 0, 60.0))
+    processes.until(lambda: len(caplog.records) > 2, seconds=5, what="a line although nothing was heard")
+    hear(WorkProgress("gold", 2, 2, 0, 0, 61.0))
+    time.sleep(0.1)
+    count = len(caplog.records)
+    time.sleep(0.2)
+    assert len(caplog.records) == count, "a service that waits for events logs nothing"
+    assert {each.getMessage() for each in caplog.records[:3]} == {"progress: gold: 1 of 2 tables"}
