@@ -252,7 +252,7 @@ class Source:
     skipped_operations: tuple[Operation, ...] = _property(
         values.Choices(Operation),
         (Operation.TRUNCATE,),
-        "Operations that are not captured: c, u, d. none, r and t (truncate, which MongoDB does not have) skip nothing.",
+        "Operations that are not captured: c, u, d. none, r and t (truncate, which MongoDB does not have) skip nothing; none stands alone.",
     )
 
     # How it is captured

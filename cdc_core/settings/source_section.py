@@ -14,6 +14,7 @@ from cdc_core.properties.source import (
     Family,
     MatchMode,
     NotificationChannel,
+    Operation,
     OversizeMode,
     PipelineOrder,
     Property,
@@ -212,6 +213,8 @@ def _check_capture(reader: SectionReader, source: Source, name: str) -> None:
         reader.warnings.append("source.capture.target has no effect without capture.scope: database or collection")
     if source.cursor_pipeline_order is PipelineOrder.USER_ONLY and source.cursor_pipeline is None:
         reader.refuse("source.cursor.pipeline", "it is expected beside cursor.pipeline.order: user_only")
+    if Operation.NONE in source.skipped_operations and len(source.skipped_operations) > 1:
+        reader.refuse("source.skipped.operations", "none does not stand beside other operations", "Debezium refuses it, too")
     needs_description = not source.capture_mode.has_full_updates
     for problem in cursor_pipeline.problems(filters.user_stages(source), needs_description=needs_description):
         reader.refuse("source.cursor.pipeline", problem)

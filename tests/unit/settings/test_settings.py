@@ -640,6 +640,7 @@ def test_options_of_the_smt_in_the_wrong_place() -> None:
             "database.collection.field:name is expected, found shop.orders.x",
         ),
         ({"skipped.operations": "x"}, "a comma-separated list of c, u, d, t, r, none is expected"),
+        ({"skipped.operations": "c,none"}, "none does not stand beside other operations"),
     ],
 )
 def test_settings_that_say_nothing_or_do_not_fit_together(given: dict[str, Any], words: str) -> None:
