@@ -392,7 +392,8 @@ class _Reader:
         return [field for field in fields if field is not None]
 
     def _added(self, name: str, item: str, prefix: str) -> AddedField | None:
-        reference, *new_names = (part.strip() for part in item.split(":"))
+        # Java splits for Debezium, and leaves out empty parts at the end: `op:` is `op`.
+        reference, *new_names = (part.strip() for part in item.rstrip(":").split(":"))
         if len(new_names) > 1 or not reference or "" in new_names:
             self._refuse(name, "each entry is expected as [struct.]field[:new_name]", item)
             return None

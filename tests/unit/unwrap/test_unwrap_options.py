@@ -111,6 +111,13 @@ def test_other_older_options_have_today_s_meaning() -> None:
     assert both.field_names.adjustment is FieldNameAdjustment.NONE
 
 
+def test_a_colon_without_a_new_name_changes_nothing() -> None:
+    """As in Debezium, where a connector starts with it."""
+    assert unwrap_options.parse({"add.fields": "op:, source.ts_ms:"}) == unwrap_options.parse(
+        {"add.fields": "op,source.ts_ms"}
+    )
+
+
 def test_a_name_is_added_once() -> None:
     """Repetitions in `add.fields`, and `operation.header` beside `op`, do not add a field twice."""
     parsed = unwrap_options.parse({"add.fields": "op,op", "add.headers": "op", "operation.header": "true"})
@@ -162,7 +169,7 @@ def test_all_mistakes_are_refused_at_once() -> None:
     "options",
     [
         {"add.fields": 5},
-        {"add.headers": "op:"},
+        {"add.headers": ":op"},
         {"flatten.struct.delimiter": ["_"]},
         {"delete.handling.mode": "tombstone"},
         {"sanitize.field.names": "yes"},
