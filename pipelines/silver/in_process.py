@@ -150,9 +150,7 @@ def _read(
     """The range's events, without deletes if the mode keeps rows. Raises `NeedsSteps` if this process cannot read them or write the table,
     or if one belongs to quarantine or has to wait for an event there."""
     is_many = counts.events > collection_events.LOCAL_EVENTS
-    # Deleted documents whose rows stay, together with kept documents, are left to SQL.
-    is_for_sql = is_many or (collection.keeps_document and collection.shows_deleted(counts))
-    live = None if is_for_sql else _live(collection)
+    live = None if is_many else _live(collection)
     if live is None:
         raise batches.NeedsSteps
     reader = _reader(collection.spark, collection.bronze, collection.namespace)
@@ -231,7 +229,9 @@ def _reduced(collection: SilverCollection, batch: LocalBatch) -> LocalBatch:
         whole = in_process_fold.folded(events, live, size_bytes=size_bytes)
         documents.append(pa.concat_tables([*documents, whole.events.select(["after", "sequence"])]))  # as the steps do
     else:
-        whole = in_process_fold.noted(events, shows_deleted=shows_deleted)
+        whole = in_process_fold.noted(events)
+    if shows_deleted:
+        whole = in_process_fold.shown(whole)
     winners, keys, deleted_at = _winners(whole)
     # Before the documents are typed, which is most of the work and would be done again by the steps.
     if live.is_many(upsert.KEY, keys):

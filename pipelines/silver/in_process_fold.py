@@ -36,10 +36,9 @@ _STORED = (upsert.KEY, "__sequence", "__known", "__deleted", "__incomplete", _DO
 
 
 class _History(NamedTuple):
-    """A key's updates, the document or delete before them (`decisive`), and its last document, each as an index into the events."""
+    """A key's updates, and the document or delete before them (`decisive`), each as an index into the events."""
 
     decisive: int | None
-    document: int | None
     updates: list[int]
 
 
@@ -99,49 +98,67 @@ def folded(events: pa.Table, live: live_files.LiveFiles, *, size_bytes: int) -> 
         return _with_documents(events, is_partial, pending, results)
 
 
-def noted(events: pa.Table, *, shows_deleted: bool = False) -> WholeEvents:
+def noted(events: pa.Table) -> WholeEvents:
     """The events without partial updates: each of those marks the document before it, or, if that is not among the events, the table's row
-    (`marked`). Raises `NeedsSteps` if one follows a delete.
-
-    With `shows_deleted`, the row of a delete shows its pre-image, or else the key's last document of these events; with neither it marks
-    the table's row.
-    """
+    (`marked`). Raises `NeedsSteps` if one follows a delete."""
     is_partial = collection_events.are_partial(events).combine_chunks()
-    if not (is_partial.true_count or shows_deleted):
+    if not is_partial.true_count:
         return _marked(events, is_partial, pa.nulls(events.num_rows, pa.string()))
     ops, sequences = events["op"].to_pylist(), events["sequence"].to_pylist()
-    has_before = events["before"].is_valid().to_pylist() if shows_deleted else ()
-    whole_indexes = pc.indices_nonzero(pc.invert(is_partial))
-    places = {number: place for place, number in enumerate(whole_indexes.to_pylist())}
     known_sequences: dict[int, str] = {}
     last_sequences: dict[int, str] = {}
-    shown_documents: dict[int, int] = {}
     marks: dict[str, Mark] = {}
-    for key, (decisive, document, updates) in _histories(events, is_partial).items():
+    for key, (decisive, updates) in _histories(events, is_partial).items():
+        if not updates:
+            continue
         if decisive is None:
             marks[key] = Mark(sequences[updates[-1]])
-        elif ops[decisive] != bronze.Op.DELETE.value:
-            if updates:
-                known_sequences[decisive], last_sequences[decisive] = sequences[decisive], sequences[updates[-1]]
-        elif updates:
+        elif ops[decisive] == bronze.Op.DELETE.value:
             raise NeedsSteps
-        elif shows_deleted and has_before[decisive]:
-            shown_documents[decisive] = decisive
-        elif shows_deleted and document is not None:
-            shown_documents[decisive], known_sequences[decisive] = document, sequences[document]
-        elif shows_deleted:
-            marks[key] = Mark(sequences[decisive], places[decisive])
-    whole_events = events.take(whole_indexes)
-    if any(number != decisive for decisive, number in shown_documents.items()):
-        documents = events["after"].take(_places(shown_documents.get(number, number) for number in places))
-        whole_events = whole_events.set_column(whole_events.column_names.index("after"), "after", documents)
+        else:
+            known_sequences[decisive], last_sequences[decisive] = sequences[decisive], sequences[updates[-1]]
+    whole_indexes = pc.indices_nonzero(pc.invert(is_partial))
+    places = whole_indexes.to_pylist()
     return _marked(
-        whole_events,
+        events.take(whole_indexes),
         pa.array([number in last_sequences for number in places], pa.bool_()),
         pa.array(map(known_sequences.get, places), pa.string()),
         last=pa.array([last_sequences.get(number, sequences[number]) for number in places], pa.string()),
-        is_deleted=pa.array([number in shown_documents for number in places], pa.bool_()),
     )._replace(marks=marks)
+
+
+def shown(whole: WholeEvents) -> WholeEvents:
+    """The events with the rows of deletes, which stay: each shows its pre-image, or else the key's last document of these events; with
+    neither it marks the table's row."""
+    events = whole.events
+    keys, ops, sequences = (events[name].to_pylist() for name in ("key", "op", "sequence"))
+    has_before = events["before"].is_valid().to_pylist()
+    documents: dict[str, int] = {}
+    deletes: dict[str, int] = {}
+    for number, (key, op) in enumerate(zip(keys, ops)):
+        if op == bronze.Op.DELETE.value:
+            deletes[key] = number
+        else:
+            documents[key] = number
+            deletes.pop(key, None)
+    marks = {**whole.marks}
+    of_pre_images: set[int] = set()
+    of_documents: dict[int, int] = {}
+    for key, number in deletes.items():
+        if has_before[number]:
+            of_pre_images.add(number)
+        elif key in documents:
+            of_documents[number] = documents[key]
+        else:
+            marks[key] = Mark(sequences[number], number)
+    numbers = range(events.num_rows)
+    if of_documents:
+        after = events["after"].take(_places(of_documents.get(number, number) for number in numbers))
+        known = [sequences[of_documents[number]] if number in of_documents else None for number in numbers]
+        events = _with_column(events, "after", after)
+        events = _with_column(events, "__known", pc.coalesce(pa.array(known, pa.string()), events["__known"]))
+    is_deleted = pa.array([number in of_pre_images or number in of_documents for number in numbers], pa.bool_())
+    return WholeEvents(_with_column(events, "__deleted", is_deleted), marks)
 
 
 def marked(
@@ -210,19 +227,16 @@ def _rows(live: live_files.LiveFiles, keys: Sequence[str], columns: Sequence[str
 
 def _histories(events: pa.Table, is_partial: pa.BooleanArray) -> dict[str, _History]:
     """Each key's updates after its last document or delete."""
-    keys, ops, sequences = (events[name].to_pylist() for name in ("key", "op", "sequence"))
+    keys, sequences = events["key"].to_pylist(), events["sequence"].to_pylist()
     histories: dict[str, _History] = {}
-    for number, (key, op, is_update) in enumerate(zip(keys, ops, is_partial.to_pylist())):
-        history = histories.get(key, _NO_HISTORY)
+    for number, (key, is_update) in enumerate(zip(keys, is_partial.to_pylist())):
         if not is_update:
-            document = history.document if op == bronze.Op.DELETE.value else number
-            histories[key] = _History(number, document, [])
-        elif history.decisive is None or sequences[number] > sequences[history.decisive]:
-            histories.setdefault(key, _History(None, None, [])).updates.append(number)
+            histories[key] = _History(number, [])
+            continue
+        history = histories.setdefault(key, _History(None, []))
+        if history.decisive is None or sequences[number] > sequences[history.decisive]:
+            history.updates.append(number)
     return histories
-
-
-_NO_HISTORY = _History(None, None, [])
 
 
 class _Pending(NamedTuple):
@@ -237,7 +251,7 @@ def _pending(events: pa.Table, histories: Mapping[str, _History], stored: pa.Tab
     bases = _stored_bases(stored)
     ops, sequences = events["op"].to_pylist(), events["sequence"].to_pylist()
     pending = []
-    for key, (decisive, _, key_updates) in histories.items():
+    for key, (decisive, key_updates) in histories.items():
         if decisive is None:
             base = bases.get(key, _NOTHING)
         elif ops[decisive] == bronze.Op.DELETE.value:
@@ -357,14 +371,17 @@ def _marked(
     known: pa.StringArray,
     *,
     last: pa.StringArray | None = None,
-    is_deleted: pa.BooleanArray | None = None,
 ) -> WholeEvents:
     values = {
         "__incomplete": is_incomplete,
         "__known": known,
         "__sequence": events["sequence"] if last is None else last,
-        "__deleted": pa.array([False] * events.num_rows, pa.bool_()) if is_deleted is None else is_deleted,
+        "__deleted": pa.array([False] * events.num_rows, pa.bool_()),
     }
     for name, column in values.items():
         events = events.append_column(name, column)
     return WholeEvents(events)
+
+
+def _with_column(events: pa.Table, name: str, column: pa.Array | pa.ChunkedArray) -> pa.Table:
+    return events.set_column(events.column_names.index(name), name, column)

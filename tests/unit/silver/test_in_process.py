@@ -732,6 +732,38 @@ def test_deletes_that_leave_their_rows_need_no_query(tmp_path: Path) -> None:
             hop.silver()
 
 
+def test_deletes_that_leave_their_rows_need_no_query_where_updates_are_folded(tmp_path: Path) -> None:
+    """Of a document that is deleted in the batch of its updates, the last whole state is shown; one that comes back is whole again."""
+    with without_spark.running():
+        hop = Hop(tmp_path, **{"delete.tombstone.handling.mode": "rewrite", "keep.document": True})
+        hop.append(*((key, document(key, n=0, m=0)) for key in range(5)))
+        hop.run()
+        update = {"updatedFields": '{"n":1}'}
+        hop.append(
+            (0, update),
+            (1, update),
+            (1, None),
+            (2, document(2, n=2)),
+            (2, update),
+            (2, None),
+            (3, None),
+            (3, document(3, n=3)),
+        )
+        hop.append((3, update), (4, None), (4, update))
+        hop.run()
+        rows = {row["__key"]: row for row in oracle.read(hop.silver_table.path or "").to_pylist()}
+        told = ("n", "m", "__deleted", "__incomplete")
+        assert {key: tuple(row[name] for name in told) for key, row in rows.items()} == {
+            "0": (1, 0, False, False),
+            "1": (0, 0, True, False),
+            "2": (2, None, True, False),
+            "3": (1, None, False, False),
+            "4": (1, None, False, True),
+        }
+        assert [json.loads(rows[key]["__document"]) for key in "12"] == [{"_id": 1, "n": 0, "m": 0}, {"_id": 2, "n": 2}]
+        assert sorted(oracle.read(hop.gold_table.path or "")["__key"].to_pylist()) == ["0", "3"]
+
+
 def test_an_update_after_a_delete_that_left_its_row_is_of_another_document(tmp_path: Path) -> None:
     """Its insert was lost, or is a skipped operation: the row is no deleted document any more, and nothing is known of the new one. The
     delete of another document among the same events changes nothing of that."""
