@@ -232,16 +232,18 @@ def _reduced(collection: SilverCollection, batch: LocalBatch) -> LocalBatch:
         whole = in_process_fold.noted(events)
     if shows_deleted:
         whole = in_process_fold.shown(whole)
-    winners, keys, deleted_at = _winners(whole)
+    keys = list(dict.fromkeys((*whole.events["key"].to_pylist(), *whole.marks)))
     # Before the documents are typed, which is most of the work and would be done again by the steps.
     if live.is_many(upsert.KEY, keys):
         raise batches.NeedsSteps
     rows = []
     if whole.marks:
         added, adds_deleted = collection.added(collection.schema.schema), collection.mode.adds_deleted
-        rows.append(
-            in_process_fold.marked(live, whole, batch.number, added=added, adds_deleted=adds_deleted, size_bytes=size_bytes)
+        whole, marked_rows = in_process_fold.marked(
+            live, whole, batch.number, added=added, adds_deleted=adds_deleted, size_bytes=size_bytes
         )
+        rows.append(marked_rows)
+    winners, deleted_at = _winners(whole)
     return replace(
         batch,
         events=whole.events,
@@ -253,16 +255,15 @@ def _reduced(collection: SilverCollection, batch: LocalBatch) -> LocalBatch:
     )
 
 
-def _winners(whole: in_process_fold.WholeEvents) -> tuple[list[int], list[str], dict[str, str]]:
-    """The indexes of each key's last event if it has a row, all keys, also of marks, and the sequence of each key's last delete."""
+def _winners(whole: in_process_fold.WholeEvents) -> tuple[list[int], dict[str, str]]:
+    """The indexes of each key's last event if it has a row, and the sequence of each key's last delete."""
     events = whole.events
     last_numbers = dict(zip(events["key"].to_pylist(), range(events.num_rows)))
     is_delete = pc.equal(events["op"], bronze.Op.DELETE.value)
     deletes = events.select(["key", "sequence"]).filter(is_delete)
     has_row = pc.fill_null(pc.or_kleene(pc.invert(is_delete), events["__deleted"]), False).to_pylist()
     winners = [number for number in sorted(last_numbers.values()) if has_row[number]]
-    keys = list(dict.fromkeys((*last_numbers, *whole.marks)))  # a delete that marks a row is among the events, too
-    return winners, keys, dict(zip(deletes["key"].to_pylist(), deletes["sequence"].to_pylist()))
+    return winners, dict(zip(deletes["key"].to_pylist(), deletes["sequence"].to_pylist()))
 
 
 def _typed(collection: SilverCollection, batch: LocalBatch) -> LocalBatch:

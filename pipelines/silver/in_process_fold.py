@@ -7,7 +7,7 @@ If whole documents are not kept, an update only marks the document of the same b
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -169,14 +169,14 @@ def marked(
     added: Iterable[reduce.AddedColumn],
     adds_deleted: bool,
     size_bytes: int,
-) -> pa.Table:
+) -> tuple[WholeEvents, pa.Table]:
     """The table's rows of the marks: set incomplete or deleted, with the last event's sequence and `number` as `__batch`; deletes also set
-    the columns `added`. With `adds_deleted` the rows have `__deleted` also where the table lacks it. Raises `NeedsSteps` if a key has no
-    row, or the rows are too large for this process or unreadable."""
+    the columns `added`. With `adds_deleted` the rows have `__deleted` also where the table lacks it. A delete whose key has no row shows
+    the key, in the events. Raises `NeedsSteps` if an update has no row, or the rows are too large for this process or unreadable."""
+    rows = _rows(live, list(whole.marks), live.schema.names, size_bytes)
+    if rows.num_rows != len(whole.marks):
+        whole = _with_unknown(whole, whole.marks.keys() - {*rows[upsert.KEY].to_pylist()})
     marks = whole.marks
-    rows = _rows(live, list(marks), live.schema.names, size_bytes)
-    if rows.num_rows != len(marks):
-        raise NeedsSteps
     if adds_deleted and "__deleted" not in rows.column_names:  # the mode is newer than the table
         rows = rows.append_column("__deleted", pa.nulls(rows.num_rows, pa.bool_()))
     row_marks = [marks[key] for key in rows[upsert.KEY].to_pylist()]
@@ -212,7 +212,18 @@ def marked(
     for name, column in values.items():
         column = pc.if_else(is_newer, column, rows[name])
         rows = rows.set_column(rows.schema.get_field_index(name), rows.schema.field(name), column)
-    return rows
+    return whole, rows
+
+
+def _with_unknown(whole: WholeEvents, keys: Collection[str]) -> WholeEvents:
+    """The events with rows for the deletes of these keys, of which no document is known. Raises `NeedsSteps` if one is of an update."""
+    deletes = {whole.marks[key].delete for key in keys}
+    if None in deletes:
+        raise NeedsSteps
+    is_unknown = pa.array([number in deletes for number in range(whole.events.num_rows)], pa.bool_())
+    events = _with_column(whole.events, "__deleted", pc.or_(whole.events["__deleted"], is_unknown))
+    events = _with_column(events, "__known", pc.if_else(is_unknown, "", events["__known"]))
+    return WholeEvents(events, {key: mark for key, mark in whole.marks.items() if key not in keys})
 
 
 def _rows(live: live_files.LiveFiles, keys: Sequence[str], columns: Sequence[str], size_bytes: int) -> pa.Table:

@@ -227,7 +227,7 @@ def test_events_without_documents_mark_what_sql_marks(spark: SparkSession, mode:
     shows = mode.marks_deleted
     noted = in_process_fold.noted(in_process._with_deleted(events) if shows else events)
     noted = in_process_fold.shown(noted) if shows else noted
-    winners, _, _ = in_process._winners(noted)
+    winners, _ = in_process._winners(noted)
     columns = ["__sequence", "__known", "__incomplete", "__deleted"]
     found = noted.events.take(pa.array(winners))
     ours = {row.pop("key"): row for row in found.select(["key", *columns, "after"]).to_pylist()}

@@ -727,9 +727,27 @@ def test_deletes_that_leave_their_rows_need_no_query(tmp_path: Path) -> None:
         }
         assert after["1"]["__known"] == before["1"]["__sequence"] < after["1"]["__sequence"] < after["2"]["__known"]
         assert oracle.read(hop.gold_table.path or "")["n"].to_pylist() == [2]
-        hop.append((99, None))  # nothing is known of it
-        with pytest.raises(NeedsSpark):
-            hop.silver()
+
+
+def test_a_delete_of_an_unknown_document_leaves_its_key_without_a_query(tmp_path: Path) -> None:
+    """As after a snapshot of a part of the documents, or of none: the others are deleted sooner or later."""
+    with without_spark.running():
+        hop = Hop(tmp_path, **{"delete.tombstone.handling.mode": "rewrite"})
+        hop.append((1, document(1, n=1)))
+        hop.run()
+        hop.append((99, None), (1, None), (98, document(98, n=1)))
+        hop.run()
+        hop.append((99, document(99, n=2)), (97, None))
+        hop.run()
+        rows = {row["__key"]: row for row in oracle.read(hop.silver_table.path or "").to_pylist()}
+        told = ("_id", "n", "__deleted", "__incomplete", "__known")
+        assert {key: tuple(rows[key][name] for name in told) for key in ("97", "98", "99")} == {
+            "97": (97, None, True, False, ""),
+            "98": (98, 1, False, False, None),
+            "99": (99, 2, False, False, None),
+        }
+        assert rows["1"]["__deleted"] and len(rows) == 4
+        assert sorted(oracle.read(hop.gold_table.path or "")["__key"].to_pylist()) == ["98", "99"]
 
 
 def test_deletes_that_leave_their_rows_need_no_query_where_updates_are_folded(tmp_path: Path) -> None:
