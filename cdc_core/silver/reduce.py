@@ -235,8 +235,8 @@ def needed(options: unwrap_options.UnwrapOptions) -> tuple[str, ...]:
 class AddedColumn:
     """A column of `add.fields` or `add.headers`: its name, Spark type and value over bronze columns.
 
-    `path` is where bronze has exactly this value: a column, or a field of one; empty for a column that is always null,
-    None for a computed value.
+    `path` is where bronze has exactly this value, or the struct of which it is the JSON: a column, or a field of one; empty
+    for a column that is always null, None for a computed value.
     """
 
     name: str
@@ -281,7 +281,7 @@ def _added(field: unwrap_options.AddedField) -> AddedColumn:
         return _rendered(field.name, type_, (field.struct, field.field))
     if field.field in _BARE and (struct is not None or not field.struct):
         column = _rendered(field.name, arrow.spark_type(bronze.SCHEMA.field(field.field).type), (field.field,))
-        if field.struct in _NULLABLE:
+        if field.struct in _NULLABLE and field.struct != field.field:
             value = F.when(F.col(field.struct).isNotNull(), column.value)
             return replace(column, value=value, path=None)
         return column
@@ -291,4 +291,4 @@ def _added(field: unwrap_options.AddedField) -> AddedColumn:
 def _rendered(name: str, type_: str, path: tuple[str, ...]) -> AddedColumn:
     value = F.col(".".join(path))
     is_struct = type_.startswith(("STRUCT", "ARRAY<STRUCT"))
-    return AddedColumn(name, "STRING", F.to_json(value)) if is_struct else AddedColumn(name, type_, value, path)
+    return AddedColumn(name, "STRING", F.to_json(value), path) if is_struct else AddedColumn(name, type_, value, path)

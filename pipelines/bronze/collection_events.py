@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import functions as F
@@ -137,11 +139,33 @@ def are_readable(events: pa.Table) -> bool:
 
 
 def value(events: pa.Table, path: Sequence[str]) -> pa.Array | pa.ChunkedArray:
-    """The values at a path of bronze's columns, for `add.fields`; nulls for an empty path."""
+    """The values at a path of bronze's columns, for `add.fields`; nulls for an empty path. Structs, and arrays of them, are the text that
+    Spark's `to_json` writes."""
     if not path:
         return pa.nulls(events.num_rows, pa.string())
     column = events[path[0]]
-    return pc.struct_field(column, path[1:]) if len(path) > 1 else column
+    found = pc.struct_field(column, path[1:]) if len(path) > 1 else column
+    inner = found.type.value_type if pa.types.is_list(found.type) else found.type
+    if not pa.types.is_struct(inner):
+        return found
+    return pa.array([None if value is None else _json(value) for value in found.to_pylist()], pa.string())
+
+
+def _json(value: object) -> str:
+    text = orjson.dumps(_without_nulls(value)).decode()
+    # Spark's writer has capitals for the codes of control characters.
+    return _CODE.sub(lambda code: code[0][:2] + code[0][2:].upper(), text) if "\\u00" in text else text
+
+
+def _without_nulls(value: object) -> object:
+    if isinstance(value, list):
+        return [_without_nulls(item) for item in value]
+    if isinstance(value, dict):
+        return {name: _without_nulls(field) for name, field in value.items() if field is not None}
+    return value
+
+
+_CODE = re.compile(r"\\(?:u00..|.)")
 
 
 def portions(

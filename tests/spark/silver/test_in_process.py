@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
+from cdc_core.bronze import columns as bronze
+from cdc_core.properties import unwrap as unwrap_options
 from cdc_core.properties.unwrap import DeleteMode, UnwrapOptions
 from cdc_core.silver import reduce
 from pipelines.bronze import collection_events
@@ -42,7 +44,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "everything": {
         "delete.tombstone.handling.mode": "rewrite",
         "keep.document": True,
-        "add.fields": "op,source.ts_ms,ts_ms,after,nothing.there",
+        "add.fields": "op,source.ts_ms,ts_ms,after,nothing.there,source,updateDescription",
         "add.headers": "op",
     },
     "removed": {"keep.document": True, "add.fields": "op,source.ts_ms,ts_ms,after,nothing.there"},
@@ -248,6 +250,34 @@ def test_events_without_documents_mark_what_sql_marks(spark: SparkSession, mode:
     assert {key: (mark.sequence, mark.delete is not None) for key, mark in noted.marks.items()} == marks
     assert {row["__incomplete"] for row in documents.values()} == {True, False} and len(marks) > 20
     assert (len(marks) + len(documents) == len(drawn)) == shows
+
+
+def test_an_added_struct_is_the_text_that_sql_writes(spark: SparkSession) -> None:
+    """With any characters, and with null fields and elements."""
+    texts = [
+        None,
+        "",
+        '"\\/',
+        "\\u001f",
+        "é\u2028\U0001f600\x7f",
+        *(f"{chr(code)}{chr(code + 16)}" for code in range(1, 16)),
+    ]
+    cuts = [None, [], [{"field": "a\x1f", "size": 1}, {"field": None, "size": None}, None]]
+    rows = [
+        {
+            "updatedFields": text,
+            "removedFields": [text, "a"],
+            "truncatedArrays": cuts[number % 3],
+            "disambiguatedPaths": None,
+        }
+        for number, text in enumerate(texts)
+    ]
+    events = pa.table({"updateDescription": pa.array([None, {}, *rows], bronze.UPDATE_DESCRIPTION)})
+    options = unwrap_options.parse({"add.fields": "updateDescription,updateDescription.truncatedArrays"})
+    columns = reduce.added(options)
+    expected = spark.createDataFrame(events).select(*(each.value.alias(each.name) for each in columns)).toArrow()
+    found = pa.table({each.name: collection_events.value(events, each.path or ()) for each in columns})
+    assert found.to_pylist() == expected.to_pylist()
 
 
 @pytest.fixture(scope="module")
