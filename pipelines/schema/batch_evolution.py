@@ -76,11 +76,11 @@ def evolve(
     joined = functools.partial(join, current, pins=pins, naming=naming)
     sight, known_schema = beginning or typed.Inference(), current if current.fields else replace(current, naming=naming)
     if beginning is None and not current.fields:
-        sight = _first(documents, known_schema)
+        sight = _first(documents, known_schema, pins)
     if sight.shape.kinds:
         known_schema, _ = joined(sight.shape)
     # Without fields each document would take the exact path. A scalar where a map is pinned begins a column that later documents give.
-    if known_schema.fields and _is_of_columns(sight) and not any(pin.is_map for pin in pins.values()):
+    if known_schema.fields and _is_of_columns(sight) and not _has_map(pins):
         sight, known_schema = _in_order(documents, sight, known_schema, joined, pins)
     count = looks.BEGINNING
     first_look = look = documents.new(typed.Plan(known_schema, pins), also, most=count if _is_of_columns(sight) else None)
@@ -100,14 +100,14 @@ def evolve(
     return Evolution(schema, changes, typed.Plan(schema, pins), first_look.refused, first_look.low, counts)
 
 
-def _first(documents: looks.Documents, no_schema: DocumentSchema) -> typed.Inference:
-    """The inference from the first `BEGINNING` documents, without pins; large ones are read in order."""
-    beginning = documents.first_in_order()
-    if beginning is None:
-        return documents.first(typed.Plan(no_schema))
-    joined = functools.partial(join, no_schema, pins={}, naming=no_schema.naming)
-    sight, schema = _in_order(beginning, typed.Inference(), no_schema, joined, {})
-    return beginning.new(typed.Plan(schema), {}, most=None).with_other(sight)
+def _first(documents: looks.Documents, no_schema: DocumentSchema, pins: Pins) -> typed.Inference:
+    """The inference from the first `BEGINNING` documents; large ones are read in order, if not all are needed."""
+    if not _has_map(pins) and (beginning := documents.first_in_order()) is not None:
+        joined = functools.partial(join, no_schema, pins=pins, naming=no_schema.naming)
+        sight, schema = _in_order(beginning, typed.Inference(), no_schema, joined, pins)
+        if sight.shape.kinds:
+            return beginning.new(typed.Plan(schema, pins), {}, most=None).with_other(sight)
+    return documents.first(typed.Plan(no_schema))
 
 
 def _in_order(
@@ -149,7 +149,7 @@ def begun(
     column.
     """
     naming = _naming(options, reserved)
-    sight = _first(documents, replace(document_schema.EMPTY, naming=naming))
+    sight = _first(documents, replace(document_schema.EMPTY, naming=naming), pins)
     if not sight.shape.kinds or not _is_of_columns(sight):
         return None
     return _joined(document_schema.EMPTY, sight, pins, naming)
@@ -193,6 +193,10 @@ def _joined(current: DocumentSchema, sight: typed.Inference, pins: Pins, naming:
 def _is_of_columns(sight: typed.Inference) -> bool:
     """Whether the inferred fields are certainly columns: none may be used as a map, and no document may go to quarantine."""
     return not sight.refused and _most_fields(sight.shape) <= FEW_FIELDS
+
+
+def _has_map(pins: Pins) -> bool:
+    return any(pin.is_map for pin in pins.values())
 
 
 def _most_fields(shape: Shape) -> int:

@@ -217,6 +217,25 @@ def test_a_schema_begins_alike_with_small_and_large_documents(seed: int, monkeyp
     assert begun[0] == begun[1]
 
 
+def test_a_pinned_map_begins_alike_with_large_documents(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is no document does not tell what the map holds: a later document does, although it fits a column of text."""
+    monkeypatch.setattr(looks, "_LARGE_BYTES", 0)
+    given = looks.LocalDocuments(pa.array(['{"_id":1,"b":"x"}', '{"_id":2,"b":{"k":1}}']), pa.array(["0", "1"]))
+    begun = batch_evolution.begun(given, options=UnwrapOptions(), pins=parse_pins({"b": "map"}), reserved=frozenset())
+    assert begun is not None and [column.name for column in begun.schema.columns] == ["_id", "b"]
+
+
+def test_large_documents_that_are_used_as_maps_are_looked_into_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of them are inferred from: to decode them by no schema before that would take as long again."""
+    monkeypatch.setattr(looks, "_LARGE_BYTES", 0)
+    decoded, is_new = [], plan.is_new
+    monkeypatch.setattr(plan, "is_new", lambda *given: decoded.extend(given[1]) or is_new(*given))
+    texts = [json.dumps({"_id": n, "by": {f"user {key}": 1 for key in range(n, n + 150)}}) for n in range(20)]
+    given = looks.LocalDocuments(pa.array(texts), pa.array([f"{n:024x}" for n in range(len(texts))]))
+    assert batch_evolution.begun(given, options=UnwrapOptions(), pins={}, reserved=frozenset()) is None
+    assert not decoded
+
+
 def test_fields_that_begin_one_after_the_other_leave_few_documents_to_the_exact_path(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
