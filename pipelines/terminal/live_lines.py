@@ -132,8 +132,7 @@ class _WorkLog:
     def hear(self, now: WorkProgress) -> None:
         with self._lock:
             self._newest, self._heard_at = now, time.monotonic()
-            if now.seconds > SHORT_SECONDS:
-                self._log(now)
+            self._log(now)
             if self._timer is None:
                 self._wait()
 
@@ -152,7 +151,7 @@ class _WorkLog:
         self._timer.start()
 
     def _log(self, now: WorkProgress) -> None:
-        if time.monotonic() >= self._logged_at + LOG_EVERY_SECONDS:
+        if now.seconds > SHORT_SECONDS and time.monotonic() >= self._logged_at + LOG_EVERY_SECONDS:
             self._logged_at = time.monotonic()
             logging.getLogger(f"pipelines.{now.work}").info("progress: %s", work_line(now))
 

@@ -79,6 +79,19 @@ def test_without_a_terminal_long_work_is_logged(caplog: pytest.LogCaptureFixture
     assert [(each.name, each.getMessage()) for each in caplog.records] == [
         (f"pipelines.{work}", f"progress: {work}: 1 of 3 tables") for work in ("silver", "gold")
     ]
+    for work in ("silver", "gold"):  # otherwise a line would come during another test
+        hear(WorkProgress(work, 3, 3, 0, 0, 60.0))
+
+
+def test_short_rounds_are_never_logged(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A service always works on a few events: a look every 30 seconds finds it in the middle of a round."""
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr(live_lines, "LOG_EVERY_SECONDS", 0.05)
+    hear = live_lines.work_progress(is_service=True)
+    hear(WorkProgress("silver", 1, 3, 0, 0, 0.5))
+    time.sleep(0.2)
+    hear(WorkProgress("silver", 3, 3, 0, 0, 0.7))
+    assert not caplog.records
 
 
 def test_a_step_that_takes_minutes_is_logged_too(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
