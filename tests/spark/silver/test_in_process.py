@@ -166,7 +166,7 @@ def test_both_ways_give_the_same(
         each.sort_by([(name, "ascending") for name in ("version", "path")]).drop("batch").to_pylist() for each in noted
     ]
     assert schemas[0] == schemas[1]
-    # Widened types, and updates and deletes of unknown documents, are left to Spark.
+    # Widened types, and updates that only mark an unknown document, are left to Spark.
     assert by_process["silver"] >= (3 if name in ("marked", "kept", "shown", "everything") else count - 1)
     assert by_process["gold"] >= 3
 
