@@ -65,17 +65,22 @@ def optimize(spark: SparkSession, table: tables.TableRef, *, purges: bool = Fals
     With `purges`, also rewrites files with deleted rows; returns false where that failed for a clustered table. `is_ordered`: whether the
     rows come in the order of the clustering.
     """
-    cube_bytes = ORDERED_CUBE_BYTES if is_ordered else CUBE_BYTES
-    confs = {"spark.databricks.delta.optimize.clustering.mergeStrategy.minCubeSize.threshold": str(cube_bytes)}
-    with query_execution.session_confs(spark, confs), table_errors.translating(table):
+    with query_execution.session_confs(spark, _groups(CUBE_BYTES)), table_errors.translating(table):
         is_purged = not purges or _purged(spark, table)
-        with query_execution.session_confs(spark, {} if is_purged else ALL_DELETED):
+        # After a purge that failed, deleted rows go at least from the groups that are written anew: from the larger ones.
+        is_fine = is_ordered and is_purged
+        confs = (_groups(ORDERED_CUBE_BYTES) if is_fine else {}) | ({} if is_purged else ALL_DELETED)
+        with query_execution.session_confs(spark, confs):
             spark.sql(f"OPTIMIZE {table}").collect()
         return is_purged or not spark.sql(f"DESCRIBE DETAIL {table}").collect()[0].clusteringColumns
 
 
 ALL_DELETED = {"spark.databricks.delta.optimize.maxDeletedRowsRatio": "0"}
 """Settings of an OPTIMIZE that rewrites every file with deleted rows; without effect on a clustered table."""
+
+
+def _groups(stable_bytes: int) -> dict[str, str]:
+    return {"spark.databricks.delta.optimize.clustering.mergeStrategy.minCubeSize.threshold": str(stable_bytes)}
 
 
 def _purged(spark: SparkSession, table: tables.TableRef) -> bool:

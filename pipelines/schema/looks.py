@@ -158,8 +158,11 @@ class LocalDocuments:
         return typed.Inference(_shape(batch, plan), _low(batch), refused_count)
 
     def first_in_order(self) -> Documents | None:
-        batch = _beginning(self._left, BEGINNING)
-        return LocalDocuments(*batch.columns) if batch["text"].nbytes > _LARGE_BYTES else None
+        texts = self._left["text"]
+        # By their average, because the search for the first ones takes time.
+        if texts.nbytes * min(BEGINNING, len(texts)) <= _LARGE_BYTES * len(texts):
+            return None
+        return LocalDocuments(*_beginning(self._left, BEGINNING).columns)
 
     def first_unknown(self, plan: typed.Plan) -> typed.Inference:
         """The inference from those of the first documents that the plan's schema does not cover."""
