@@ -88,7 +88,7 @@ def test_commits_of_any_thread_make_a_compaction_due(monkeypatch: pytest.MonkeyP
     """Heartbeats of a quiet stream and chunks of a snapshot are files, too, and the last of them need not be a commit of the stream."""
     compacted: list[object] = []
     monkeypatch.setattr(bronze_log, "COMPACT_EVERY", 4)
-    monkeypatch.setattr(maintenance, "optimize", lambda session, table: compacted.append(session))
+    monkeypatch.setattr(maintenance, "optimize", lambda session, table, **_: compacted.append(session))
     writer: Any = SimpleNamespace(metadata={}, append_arrow=lambda *_, **__: None)
     nothing: Any = Nothing()
     log = bronze_log.BronzeLog(nothing, tables.TableRef.at("/lake/bronze/shop"), writer, None)
