@@ -68,9 +68,8 @@ def optimize(spark: SparkSession, table: tables.TableRef, *, purges: bool = Fals
     with query_execution.session_confs(spark, _groups(CUBE_BYTES)), table_errors.translating(table):
         is_purged = not purges or _purged(spark, table)
         # After a purge that failed, deleted rows go at least from the groups that are written anew: from the larger ones.
-        is_fine = is_ordered and is_purged
-        confs = (_groups(ORDERED_CUBE_BYTES) if is_fine else {}) | ({} if is_purged else ALL_DELETED)
-        with query_execution.session_confs(spark, confs):
+        stable = _groups(ORDERED_CUBE_BYTES) if is_ordered else {}
+        with query_execution.session_confs(spark, stable if is_purged else ALL_DELETED):
             spark.sql(f"OPTIMIZE {table}").collect()
         return is_purged or not spark.sql(f"DESCRIBE DETAIL {table}").collect()[0].clusteringColumns
 

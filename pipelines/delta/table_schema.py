@@ -109,6 +109,11 @@ def as_array(column: pa.ChunkedArray) -> pa.Array:
     return column.chunk(0) if is_one else column.combine_chunks()
 
 
+def with_column(table: pa.Table, name: str, column: pa.Array | pa.ChunkedArray) -> pa.Table:
+    """The table with other values in one of its columns."""
+    return table.set_column(table.column_names.index(name), name, column)
+
+
 def conformed(table: pa.Table, schema: pa.Schema) -> pa.Table:
     """The table's rows with the columns of a schema, in its order and with its types; null where a column is missing.
 

@@ -327,7 +327,7 @@ def _made(
     rows = events.take(pa.array(laid_out.rows, pa.int64()))
     is_folded, texts = pc.is_null(rows["after"]), table_schema.as_array(rows["after"])
     texts = pc.coalesce(pa.array([each.document for each in laid_out.new], pa.string()), texts)
-    rows = rows.set_column(rows.column_names.index("after"), "after", texts)  # `add.fields` may read it, too
+    rows = table_schema.with_column(rows, "after", texts)  # `add.fields` may read it, too
     typed_documents = _typed(history, texts, table_schema.as_array(rows["sequence"]), position)
     if typed_documents is None:
         return None

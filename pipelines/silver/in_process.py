@@ -213,7 +213,7 @@ def _with_deleted(events: pa.Table) -> pa.Table:
     key = pc.binary_join_element_wise('{"_id":', events["key"], "}", "")
     deleted = pc.coalesce(events["before"], events["documentKey"], key)
     after = pc.if_else(pc.equal(events["op"], bronze.Op.DELETE.value), deleted, events["after"])
-    return events.set_column(events.column_names.index("after"), "after", after)
+    return table_schema.with_column(events, "after", after)
 
 
 def _reduced(collection: SilverCollection, batch: LocalBatch) -> LocalBatch:

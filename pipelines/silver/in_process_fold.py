@@ -155,10 +155,10 @@ def shown(whole: WholeEvents) -> WholeEvents:
     if of_documents:
         after = events["after"].take(_places(of_documents.get(number, number) for number in numbers))
         known = [sequences[of_documents[number]] if number in of_documents else None for number in numbers]
-        events = _with_column(events, "after", after)
-        events = _with_column(events, "__known", pc.coalesce(pa.array(known, pa.string()), events["__known"]))
+        events = table_schema.with_column(events, "after", after)
+        events = table_schema.with_column(events, "__known", pc.coalesce(pa.array(known, pa.string()), events["__known"]))
     is_deleted = pa.array([number in of_pre_images or number in of_documents for number in numbers], pa.bool_())
-    return WholeEvents(_with_column(events, "__deleted", is_deleted), marks)
+    return WholeEvents(table_schema.with_column(events, "__deleted", is_deleted), marks)
 
 
 def marked(
@@ -221,8 +221,8 @@ def _with_unknown(whole: WholeEvents, keys: Collection[str]) -> WholeEvents:
     if None in deletes:
         raise NeedsSteps
     is_unknown = pa.array([number in deletes for number in range(whole.events.num_rows)], pa.bool_())
-    events = _with_column(whole.events, "__deleted", pc.or_(whole.events["__deleted"], is_unknown))
-    events = _with_column(events, "__known", pc.if_else(is_unknown, "", events["__known"]))
+    events = table_schema.with_column(whole.events, "__deleted", pc.or_(whole.events["__deleted"], is_unknown))
+    events = table_schema.with_column(events, "__known", pc.if_else(is_unknown, "", events["__known"]))
     return WholeEvents(events, {key: mark for key, mark in whole.marks.items() if key not in keys})
 
 
@@ -316,7 +316,7 @@ def _with_documents(
 
     documents = with_made(table_schema.as_array(whole_events["after"]), table_schema.as_array(results["document"]))
     return _marked(
-        whole_events.set_column(whole_events.column_names.index("after"), "after", documents),
+        table_schema.with_column(whole_events, "after", documents),
         with_made(pa.array([False] * len(places), pa.bool_()), is_incomplete),
         with_made(pa.nulls(len(places), pa.string()), known),
     )
@@ -392,7 +392,3 @@ def _marked(
     for name, column in values.items():
         events = events.append_column(name, column)
     return WholeEvents(events)
-
-
-def _with_column(events: pa.Table, name: str, column: pa.Array | pa.ChunkedArray) -> pa.Table:
-    return events.set_column(events.column_names.index(name), name, column)

@@ -145,8 +145,8 @@ class _WorkLog:
                 self._wait()
 
     def _wait(self) -> None:
-        since_last = min(time.monotonic() - self._logged_at, LOG_EVERY_SECONDS)
-        self._timer = threading.Timer(LOG_EVERY_SECONDS - since_last or LOG_EVERY_SECONDS, self._again)
+        seconds_left = self._logged_at + LOG_EVERY_SECONDS - time.monotonic()
+        self._timer = threading.Timer(seconds_left if seconds_left > 0 else LOG_EVERY_SECONDS, self._again)
         self._timer.daemon = True
         self._timer.start()
 
