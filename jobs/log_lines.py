@@ -7,6 +7,7 @@ import sys
 import time
 
 from pipelines import signs
+from pipelines.terminal.live_lines import PROGRESS
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
 _LIBRARIES = {
@@ -21,11 +22,15 @@ _LIBRARIES = {
 
 
 def configure(*, level: int = logging.INFO) -> None:
-    """Log every record of this process to stderr, one line each, and those of libraries from their levels in `_LIBRARIES`."""
+    """Log every record of this process to stderr, one line each, and those of libraries from their levels in `_LIBRARIES`.
+
+    Long work shows its progress at any `level`.
+    """
     handler = _Stderr()
     handler.setFormatter(LogLine())
     handler.addFilter(_is_wanted)
-    logging.basicConfig(level=level, handlers=[handler], force=True)
+    handler.addFilter(lambda record: record.levelno >= level or record.msg == PROGRESS)
+    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
     for name, least_level in _LIBRARIES.items():
         logging.getLogger(name).setLevel(least_level)
     logging.captureWarnings(True)

@@ -314,7 +314,7 @@ def rebuild(
             drops_lost=drop_missing,
             stop=stop,
         )
-        with live_lines.waiting("rebuild"):
+        with live_lines.waiting("rebuild", is_logged=True):
             result = interrupts.finished(spark, stop, run)
     click.echo(application.json_text(result)) if as_json else report.rebuilt(result)
     # A dry run succeeds whatever it shows.
@@ -347,7 +347,7 @@ def repair(file: options.SettingsFile, dry_run: bool, as_json: bool, take_over: 
 
     settings, spark = application.opened(file, "repair", quiet=True)
     failures = parallel.Failures()
-    with live_lines.waiting("repair"):
+    with live_lines.waiting("repair", is_logged=True):
         results = repair.run(spark, settings, is_trial=dry_run, take_over=take_over, failures=failures)
     is_whole = not failures.by_name
     click.echo(application.json_text({"tables": results})) if as_json else report.repaired(results, is_whole=is_whole)

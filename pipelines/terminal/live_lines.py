@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 log = logging.getLogger("pipelines.capture.service")
 """The logger of a capture's other lines: users search the log by this name."""
 
+PROGRESS = "progress: %s"
+"""The message of the log lines about how far long work is."""
+
 LOG_EVERY_SECONDS = 30.0
 
 SHORT_SECONDS = 10.0
@@ -40,13 +43,36 @@ _SHOWN: list[Status] = []
 
 
 @contextmanager
-def waiting(what: str) -> Iterator[None]:
-    """Shows what a command waits for, as a live line on a terminal; inside another such line, in its place."""
-    if not sys.stderr.isatty():
+def waiting(what: str, *, is_logged: bool = False) -> Iterator[None]:
+    """Shows what a command waits for, as a live line on a terminal; inside another such line, in its place.
+
+    Elsewhere, if `is_logged`, as a log line every 30 seconds: for long work that has no progress of its own.
+    """
+    if sys.stderr.isatty():
+        with _shown(what):
+            yield
+    elif is_logged:
+        with _logged(what):
+            yield
+    else:
         yield
-        return
-    with _shown(what):
+
+
+@contextmanager
+def _logged(what: str) -> Iterator[None]:
+    """Logs every 30 seconds for how long the block has been running."""
+    began, has_ended = time.monotonic(), threading.Event()
+
+    def log_time() -> None:
+        while not has_ended.wait(LOG_EVERY_SECONDS):
+            line = f"{what}: running for {units.duration(time.monotonic() - began)}"
+            logging.getLogger(f"pipelines.{what}").info(PROGRESS, line)
+
+    threading.Thread(target=log_time, daemon=True).start()
+    try:
         yield
+    finally:
+        has_ended.set()
 
 
 @contextmanager
@@ -153,7 +179,7 @@ class _WorkLog:
     def _log(self, now: WorkProgress) -> None:
         if now.seconds > SHORT_SECONDS and time.monotonic() >= self._logged_at + LOG_EVERY_SECONDS:
             self._logged_at = time.monotonic()
-            logging.getLogger(f"pipelines.{now.work}").info("progress: %s", work_line(now))
+            logging.getLogger(f"pipelines.{now.work}").info(PROGRESS, work_line(now))
 
 
 class Rate:
@@ -218,4 +244,4 @@ class _ProgressLog:
         if time.monotonic() - self._last_at < LOG_EVERY_SECONDS or now == self._last_line:
             return
         self._last_at, self._last_line = time.monotonic(), now
-        log.info("progress: %s", described(now, rate=rate))
+        log.info(PROGRESS, described(now, rate=rate))

@@ -9,6 +9,7 @@ from pathlib import Path
 import bson
 import pytest
 
+from jobs.commands import application
 from pipelines.gold import run as gold
 from pipelines.silver import run as silver
 from pipelines.terminal import live_lines
@@ -107,3 +108,29 @@ def test_a_step_that_takes_minutes_is_logged_too(caplog: pytest.LogCaptureFixtur
     time.sleep(0.2)
     assert len(caplog.records) == count, "a service that waits for events logs nothing"
     assert {each.getMessage() for each in caplog.records[:3]} == {"progress: gold: 1 of 2 tables"}
+
+
+def test_work_without_progress_of_its_own_is_logged(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rebuild from a large bronze takes many minutes, and says nothing before its end."""
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr(live_lines, "LOG_EVERY_SECONDS", 0.05)
+    with live_lines.waiting("rebuild", is_logged=True):
+        processes.until(lambda: len(caplog.records) > 1, seconds=5, what="lines during the work")
+    assert {(each.name, each.getMessage()) for each in caplog.records} == {
+        ("pipelines.rebuild", "progress: rebuild: running for 0 s")
+    }
+
+
+def test_a_command_that_prints_a_result_logs_its_progress_alone(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`medallion verify` of a large collection takes minutes, and in a scheduler's log it looked as if it hung."""
+    application.quiet_log()
+    hear = live_lines.work_progress()
+    hear(WorkProgress("verify", 1, 3, 0, 0, 60.0))
+    hear(WorkProgress("verify", 3, 3, 0, 0, 61.0))
+    logging.getLogger("pipelines.verify").info("a detail")
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1 and lines[0].endswith(" info pipelines.verify progress: verify: 1 of 3 tables")
