@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate
 from typing import Any
 
 from bson.raw_bson import RawBSONDocument
@@ -99,8 +101,18 @@ def _value(key: str) -> tuple[int, bytes] | None:
     return None if is_operator else (element.kind, value)
 
 
+_LEVELS = 181
+"""The most levels of a key's text: MongoDB stores documents of 180 levels, and a wrapper has two more inside the last. A server refuses
+a whole command for a value that is nested somewhat deeper."""
+
+_NO_BRACKETS = re.compile(r'"(?:[^"\\]|\\.)*"|[^][{}"]+', re.DOTALL)
+
+
 def _with_id(key: str) -> bytes:
     """A document whose `_id` has the key; raises `ValueError` if there is none."""
+    steps = (1 if bracket in "[{" else -1 for bracket in _NO_BRACKETS.sub("", key))
+    if max(accumulate(steps), default=0) > _LEVELS:
+        raise ValueError("nested deeper than a document can be")
     if key.startswith(_BYTES):
         binary = json.loads(key)["$bytes"]
         value = base64.b64decode(binary["base64"], validate=True)
