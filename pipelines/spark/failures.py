@@ -42,6 +42,9 @@ _COMMIT = re.compile(r"/_delta_log/[0-9]{20}\.json$")
 _CAUSES = 8
 _TRACED = re.compile(r"(?:\A|^Caused by: )([\w.$]+)(?:: (.*))?", re.MULTILINE)
 """The first line of an exception in the trace of Spark Connect's server: its class and its message."""
+_NO_PYTHON = re.compile(r'Cannot run program "([^"]+)": (?:error=\d+, )?(.+)')
+_OTHER_PYTHON = re.compile(r"\[PYTHON_VERSION_MISMATCH\] .*: ([\d.]+) than .*: ([\d.]+)")
+_NO_MODULE = re.compile(r"^ModuleNotFoundError: No module named '([\w.]+)'", re.MULTILINE)
 _STORE_REFUSES = ("AccessDeniedException", "AccessControlException")
 _STORE_FAILS = (
     "AWSApiCallTimeoutException",
@@ -145,18 +148,41 @@ def translated(error: BaseException) -> errors.MedallionError | None:
             "SCHEMA, CREATE TABLE, SELECT and MODIFY, and CREATE SCHEMA if its schemas do not exist; --debug shows "
             "which"
         )
-    if message := _system_message(error, (errno.EROFS,)):
-        return _no_right("the disk", message)
-    if message := _system_message(error, _FAILS):
+    if system_message := _system_message(error, (errno.EROFS,)):
+        return _no_right("the disk", system_message)
+    if system_message := _system_message(error, _FAILS):
         return errors.Temporary(
-            f"the operating system or its disk failed ({message}); uncommitted work is repeated. Check the system's log, "
+            f"the operating system or its disk failed ({system_message}); uncommitted work is repeated. Check the system's log, "
             "and the limit of open files (ulimit -n)"
         )
+    if (python_error := _of_tasks_python(message)) is not None:
+        return python_error
     data_file = missing_file(error, _FILE_UNREADABLE) or ""  # in a store it may be an outage
     if data_file and stores.scheme(data_file) == "file":
         return _files_missing(data_file)
     commit = missing_file(error, _FILE_UNREADABLE, _COMMIT) or ""
     return commit_damaged(unquote(urlsplit(commit).path)) if commit and stores.scheme(commit) == "file" else None
+
+
+def _of_tasks_python(message: str) -> errors.DecisionNeeded | None:
+    """The error for a cluster whose machines lack a Python, its version or its packages; None for any other message."""
+    remedy = "set spark.pyspark.python, or the variable PYSPARK_PYTHON, to"
+    if found := _NO_PYTHON.search(message):
+        program, why = found.groups()
+        return errors.DecisionNeeded(
+            f"Spark cannot start the Python of its tasks, {program}: {why}; {remedy} one that each machine of the cluster has"
+        )
+    if found := _OTHER_PYTHON.search(message):
+        theirs, own = found.groups()
+        return errors.DecisionNeeded(
+            f"Spark's tasks run Python {theirs}, this process runs {own}; {remedy} the same version"
+        )
+    if found := _NO_MODULE.search(message):
+        return errors.DecisionNeeded(
+            f"the Python of Spark's tasks has no module {found[1]}; install mongo-medallion on each machine of the cluster, or "
+            f"{remedy} a Python that has it"
+        )
+    return None
 
 
 def of_one(error: Exception) -> Exception:

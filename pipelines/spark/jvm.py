@@ -72,7 +72,6 @@ def launch(
 
     from pipelines.spark import jvm_names
 
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     # PySpark includes its own Spark. A Spark of another version in `SPARK_HOME` does not work with it or with this Delta.
     core_jars = Path(os.environ.get("SPARK_HOME", ""), "jars").glob(f"spark-core_*-{pyspark.__version__}*.jar")
     if (bundled_jars := Path(pyspark.__file__).parent / "jars").is_dir() and not any(core_jars):
@@ -80,6 +79,9 @@ def launch(
     if not is_installed():
         os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     user_settings = {**store.conf, **spark_conf.defaults(), **conf}
+    # PySpark only reads the variable; it is `spark-submit` that knows the setting, which comes first there, too.
+    tasks_python = user_settings.get("spark.pyspark.python") or os.environ.get("PYSPARK_PYTHON")
+    os.environ["PYSPARK_PYTHON"] = tasks_python or sys.executable
     packages = (*store.packages, *filter(None, user_settings.pop("spark.jars.packages", "").split(",")))
     user_jars = [jar for jar in user_settings.pop("spark.jars", "").split(",") if jar]
     user_settings["spark.master"] = master or user_settings.get("spark.master", "local[*]")

@@ -371,3 +371,29 @@ def test_an_executor_that_is_gone_is_no_bug() -> None:
         Raised(f"Job aborted due to stage failure: Lost task 0.0 in stage 7.0: {reason} after 130000 ms")
     )
     assert type(told) is errors.Temporary
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (
+            'org.apache.spark.SparkException: Job aborted\nCaused by: java.io.IOException: Cannot run program "/opt/python": error=2, '
+            "No such file or directory\n\tat java.lang.ProcessBuilder.start",
+            "its tasks, /opt/python: No such file or directory; set spark.pyspark.python, or",
+        ),
+        (
+            "pyspark.errors.PySparkRuntimeError: [PYTHON_VERSION_MISMATCH] Python in worker has different version: 3.12 than that in "
+            "driver: 3.11, PySpark cannot run with different minor versions.",
+            "Spark's tasks run Python 3.12, this process runs 3.11; set",
+        ),
+        (
+            "Traceback (most recent call last):\n  File \"worker.py\", line 9\nModuleNotFoundError: No module named 'orjson'",
+            "has no module orjson; install mongo-medallion on each machine",
+        ),
+    ],
+)
+def test_a_cluster_without_our_python_is_for_a_person(text: str, says: str) -> None:
+    """The first mistake that is made with a cluster: the tasks' Python is not the driver's."""
+    told = failures.translated(Raised(text))
+    assert isinstance(told, errors.DecisionNeeded) and says in str(told)
+    assert failures.translated(ModuleNotFoundError("No module named 'orjson'")) is None, "one of this process"
