@@ -11,6 +11,7 @@ import re
 import signal
 import stat
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -90,6 +91,18 @@ def test_defaults_that_spark_refuses_are_a_mistake_in_their_file(started: Any) -
 def test_executors_of_a_cluster_reach_the_driver(started: Any, master: str) -> None:
     shown = started(f"spark.master {master}\n")
     assert ("spark.driver.host" in shown) == ("spark.driver.bindAddress" in shown) == master.startswith("local")
+
+
+def test_the_python_of_the_tasks_is_the_one_that_is_set(started: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`spark-submit` takes the setting before the variable. PySpark itself only reads the variable."""
+    monkeypatch.delenv("PYSPARK_PYTHON", raising=False)
+    started()
+    assert os.environ["PYSPARK_PYTHON"] == sys.executable
+    monkeypatch.setenv("PYSPARK_PYTHON", "/of/the/variable")
+    started()
+    assert os.environ["PYSPARK_PYTHON"] == "/of/the/variable"
+    started("spark.pyspark.python /of/the/setting\n")
+    assert os.environ["PYSPARK_PYTHON"] == "/of/the/setting"
 
 
 def test_a_catalog_that_is_not_there_or_would_be_forgotten_is_refused(started: Any) -> None:
