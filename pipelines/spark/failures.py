@@ -123,8 +123,8 @@ def translated(error: BaseException) -> errors.MedallionError | None:
         )
     if is_full(error):
         return errors.StorageExhausted(
-            "no space left in the lakehouse or in the temporary folder; uncommitted work is repeated. Free some space "
-            "and start again"
+            "no space left in the lakehouse, in the temporary folder or where the output goes; uncommitted work is repeated. "
+            "Free some space and start again"
         )
     if isinstance(error, OSError) and error.errno in _REFUSED:
         return _no_right(error.filename or "the disk", error.strerror)  # Arrow's message includes the file name
