@@ -286,8 +286,9 @@ class ReaderBuilder:
         self.documents: dict[Steps, DocumentReader] = {}
 
     def reader(self, type_: ColumnType, place: Steps, path: tuple[str, ...]) -> ColumnReader:
-        reader = self._reader(type_, place, path)
+        reader, pin = self._reader(type_, place, path), self._pins.get(path)
         reader.values = self._values
+        reader.is_pinned = pin is not None and not pin.is_map
         return reader
 
     def _reader(self, type_: ColumnType, place: Steps, path: tuple[str, ...]) -> ColumnReader:

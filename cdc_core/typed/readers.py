@@ -142,12 +142,14 @@ def count_keys(value: Any) -> int:
 class ColumnReader:
     """Turns the values of one place into an Arrow array; `hint` is their type for the decoder.
 
-    `is_due`: the settings pin another type, and the first value here changes the column to it.
+    `is_due`: the settings pin another type, and the first value here changes the column to it. `is_pinned`: they pin its type, and no other
+    value changes it.
     """
 
     hint: Any
     type: ColumnType
     is_due: bool
+    is_pinned = False
     values = FieldValues()
 
     def read(self, values: list[Any], classes: _Classes, where: Where, findings: Findings) -> pa.Array:
@@ -171,7 +173,7 @@ class ColumnReader:
             for text in rescued.values():
                 findings.rescue(row, path, text)
             # Only INT is widened by values of other kinds: such a document would change the schema.
-            if self.type is Scalar.INT and kinds.kind(value) in _CHANGES_INT:
+            if self.type is Scalar.INT and not self.is_pinned and kinds.kind(value) in _CHANGES_INT:
                 findings.new.add(row)
         return cell
 
