@@ -55,7 +55,7 @@ class EventRows:
 
     `lossy` is the number of documents with repaired text (final after `table`), `skipped` that of events that were too
     large, `filtered` that of events that `includes` left out. `then` are actions for after the commit, `name_conflicts` names of
-    `field.renames` that documents already had.
+    `field.renames` that documents already had (final after `table`).
     """
 
     def __init__(self, name: str, columns: document_column.DocumentColumns | None = None) -> None:
@@ -148,7 +148,7 @@ class EventRows:
         them.
         """
         event, proven, is_exact, document = raw_event.envelope(
-            raw, is_used=lambda event: _uses_document(event, fields, is_signal_collection)
+            raw, is_used=lambda event: _uses_document(event, is_signal_collection)
         )
         if cursor_pipeline.GUARD in event:
             raw_event.check_unchanged(event, raw)
@@ -230,7 +230,7 @@ class EventRows:
         self._document_keys.append(document_key_text)
         self._sequences.append(sequence)
         self._befores.append(before_text)
-        self._afters.append(document or after_text)
+        self._afters.append(after_text if document is None else document._replace(fields=rules))
         self._descriptions.append(description_row)
         self._has_descriptions = self._has_descriptions or description_row is not None
         self._payloads.append(lossless)
@@ -382,11 +382,12 @@ class EventRows:
     def _after_column(self) -> pa.ChunkedArray:
         # Cached, because a commit that fails on a conflict is retried.
         if self._after is None or len(self._after) != len(self):
-            self._after, lossy = self._columns.texts(self._afters, list(zip(self._dbs, self._collections, strict=True)))
+            namespaces = list(zip(self._dbs, self._collections, strict=True))
+            self._after, lossy = self._columns.texts(self._afters, namespaces, name_conflicts=self.name_conflicts)
             for row in lossy:
                 document = self._afters[row]
                 assert isinstance(document, raw_event.FullDocument)
-                self._payloads[row] = raw_event.original(document.event, fields=None)
+                self._payloads[row] = raw_event.original(document.event, fields=document.fields)
             self.lossy += len(lossy)
         return self._after
 
@@ -414,16 +415,13 @@ class EventRows:
         )
 
 
-def _uses_document(
-    event: Mapping[str, Any], fields: FieldsOf | None, is_signal_collection: Callable[[str, str], bool] | None
-) -> bool:
+def _uses_document(event: Mapping[str, Any], is_signal_collection: Callable[[str, str], bool] | None) -> bool:
     """Whether the full document is needed for more than its text."""
     if cursor_pipeline.GUARD in event:  # stages may have removed anything
         return True
-    namespace = event["ns"]["db"], event["ns"]["coll"]
-    return (fields is not None and fields(*namespace) is not None) or (
-        event["operationType"] == "insert" and is_signal_collection is not None and is_signal_collection(*namespace)
-    )
+    if event["operationType"] != "insert" or is_signal_collection is None:
+        return False
+    return is_signal_collection(event["ns"]["db"], event["ns"]["coll"])
 
 
 def _is_about(event: Mapping[str, Any], includes: Callable[[str, str], bool]) -> bool:

@@ -239,11 +239,12 @@ class EventText:
 
 
 class FullDocument(NamedTuple):
-    """The place of the full document in the event's bytes."""
+    """The place of the full document in the event's bytes, and the rules for its fields."""
 
     event: bytes
     start: int
     end: int
+    fields: field_filters.FieldRules | None = None
 
     @property
     def raw(self) -> bytes:

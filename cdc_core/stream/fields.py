@@ -14,6 +14,7 @@ and reports it, instead of ending the capture.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -136,7 +137,7 @@ def _entry(entry: str, expected: str) -> _FieldRule:
 
 def _is_meant(step: str, key: str) -> bool:
     """Whether a step of a path matches the field with this key."""
-    return step in (ANY, wrappers.unescape_key(key))
+    return step in (ANY, wrappers.unescape_key(key) if key[:1] == "$" else key)
 
 
 def _is_document(node: Any) -> TypeGuard[Document]:
@@ -146,10 +147,16 @@ def _is_document(node: Any) -> TypeGuard[Document]:
 def _excluded(node: Any, paths: Sequence[Path]) -> Any:
     if not paths or not isinstance(node, Mapping | list):
         return node
+    return _without(node, _by_name(tuple(paths)))
+
+
+@functools.lru_cache(maxsize=1000)
+def _by_name(paths: tuple[Path, ...]) -> Mapping[str, Sequence[Path]]:
+    """The rests of the paths by their first step."""
     paths_by_name: dict[str, list[Path]] = {}
     for path in paths:
         paths_by_name.setdefault(path[0], []).append(path[1:])
-    return _without(node, paths_by_name)
+    return paths_by_name
 
 
 def _without(node: Any, paths_by_name: Mapping[str, Sequence[Path]]) -> Any:
@@ -159,8 +166,12 @@ def _without(node: Any, paths_by_name: Mapping[str, Sequence[Path]]) -> Any:
     if not _is_document(node):
         return node
     remaining = {}
+    has_any = ANY in paths_by_name
     for name, value in node.items():
-        # `str`, because a repeated name is of a class with a hash of its own.
+        # A fast exit, as most fields are not excluded. A repeated name is of a class with a hash of its own.
+        if not has_any and name not in paths_by_name and type(name) is str and name[:1] != "$":
+            remaining[name] = value
+            continue
         rests = [*paths_by_name.get(ANY, ()), *paths_by_name.get(str(wrappers.unescape_key(name)), ())]
         if not rests:
             remaining[name] = value
@@ -224,7 +235,8 @@ def _excluded_update(before: UpdateDescription, paths: Sequence[Path]) -> Update
 
 
 def _renamed_update(before: UpdateDescription, rename: Rename, conflicts: list[str]) -> UpdateDescription:
-    new_steps = {key: _renamed_steps(_steps(key, before), rename) for key in _keys(before)}
+    key_steps = {key: _steps(key, before) for key in _keys(before)}
+    new_steps = {key: _renamed_steps(steps, rename) for key, steps in key_steps.items()}
     new_keys = {key: key if steps is None else ".".join(map(str, steps)) for key, steps in new_steps.items()}
     counts = Counter(new_keys.values())
     for key, name in new_keys.items():
@@ -232,7 +244,7 @@ def _renamed_update(before: UpdateDescription, rename: Rename, conflicts: list[s
             conflicts.append(name)
             new_keys[key] = key
     in_place = {
-        key: _renamed_below(value, _steps(key, before), rename, conflicts)
+        key: _renamed_below(value, key_steps[key], rename, conflicts)
         for key, value in before.updated.items()
         if new_keys[key] == key
     }
@@ -295,9 +307,12 @@ def _steps(key: str, before: UpdateDescription) -> Sequence[str | int]:
 
 def _rests(steps: Sequence[str | int], paths: Sequence[Path]) -> list[Path]:
     """The rest of each path below a dotted key; ``()`` if the path matches the key or a beginning of it."""
-    # A fast filter: a key begins with a name, and most paths begin with another one.
-    candidates = [path for path in paths if type(steps[0]) is not str or path[0] in (ANY, steps[0])]
-    return [rest for path in candidates for rest, _ in _walks(path, steps)]
+    return [rest for path in paths if _may_match(path, steps) for rest, _ in _walks(path, steps)]
+
+
+def _may_match(path: Path, steps: Sequence[str | int]) -> bool:
+    """A fast filter: a key begins with a name, and most paths begin with another one."""
+    return type(steps[0]) is not str or path[0] in (ANY, steps[0])
 
 
 def _walks(path: Path, steps: Sequence[str | int]) -> Iterator[tuple[Path, int]]:
@@ -325,7 +340,7 @@ def _walks(path: Path, steps: Sequence[str | int]) -> Iterator[tuple[Path, int]]
 
 def _renamed_steps(steps: Sequence[str | int], rename: Rename) -> list[str | int] | None:
     """The steps of the key with the renamed step; None if the path does not end in the key."""
-    for rest, index in _walks(rename.path, steps):
+    for rest, index in _walks(rename.path, steps) if _may_match(rename.path, steps) else ():
         if not rest:
             return [*steps[:index], rename.name, *steps[index + 1 :]]
     return None

@@ -22,7 +22,7 @@ import pyarrow as pa
 from bson.timestamp import Timestamp
 
 from cdc_core import errors
-from cdc_core.bronze import raw_event
+from cdc_core.bronze import document_column, raw_event
 from cdc_core.extended_json import batch_encoder, query
 from cdc_core.extended_json import keys as canonical_keys
 from cdc_core.snapshot import key_filter
@@ -150,10 +150,7 @@ class _EncodedRows:
         for place in lossy:
             originals[place] = raw_event.original(self.documents[place], fields=self.fields)
         if self.fields is not None:
-            filtered_texts = (
-                raw_event.filtered(text.as_buffer().to_pybytes(), fields=self.fields, name_conflicts=set()) for text in texts
-            )
-            texts = pa.chunked_array([pa.array(filtered_texts, pa.string())])
+            texts = document_column.filtered(texts, fields=self.fields, name_conflicts=set())
         after = pa.chunked_array([*texts.chunks, pa.nulls(self.gone, pa.string())], pa.string())
         rows = pa.table([pa.array(self.keys, pa.string()), after, pa.array(originals, pa.string())], schema=ROWS)
         self.keys, self.documents, self.gone, self.waiting = [], [], 0, 0

@@ -41,13 +41,13 @@ def event(number: int, op: str = "insert", *, collection: str = "orders", **more
     return {**made, **more}
 
 
-def rows(events: list[bytes], **given: Any) -> tuple[list[dict[str, Any]], int, list[Any]]:
-    """The rows, how many of them are lossy, and the control events."""
+def rows(events: list[bytes], **given: Any) -> tuple[list[dict[str, Any]], int, list[Any], set[str]]:
+    """The rows, how many of them are lossy, the control events, and the names that documents had already."""
     made = event_rows.EventRows("shop")
     control = [found for each in events if (found := made.add(each, **given)) is not None]
     table = made.table(batch=1, first_offset=0, ts_ms=5)
     assert made.table(batch=1, first_offset=0, ts_ms=5) == table, "a commit that came second is tried again"
-    return table.to_pylist(), made.lossy, control
+    return table.to_pylist(), made.lossy, control, made.name_conflicts
 
 
 NOT_TEXT = bson.encode(event(5)).replace(b"number 5", b"number \xff")
@@ -77,7 +77,7 @@ def whole(monkeypatch: pytest.MonkeyPatch) -> Any:
     def envelope(raw: bytes, *, is_used: object) -> raw_event.Envelope:
         return raw_event.Envelope(raw_event.decoded(raw)[0], raw, raw_event.decoded(raw)[1])
 
-    def made(events: list[bytes], **given: Any) -> tuple[list[dict[str, Any]], int, list[Any]]:
+    def made(events: list[bytes], **given: Any) -> tuple[list[dict[str, Any]], int, list[Any], set[str]]:
         with monkeypatch.context() as patched:
             patched.setattr(raw_event, "envelope", envelope)
             return rows(events, **given)
@@ -101,26 +101,36 @@ def test_documents_stay_bytes(name: str, stay: int) -> None:
     assert sum(each is not None for each in found) == stay
 
 
-def test_what_is_not_text_keeps_its_bytes(whole: Any) -> None:
-    """Among other events, and more than once: the payload of the row has the original event."""
+RULES = field_filters.FieldRules((("list", "a"),), (field_filters.Rename(("text",), "said"),))
+
+
+@pytest.mark.parametrize("rules", [None, RULES], ids=["all fields", "rules"])
+def test_what_is_not_text_keeps_its_bytes(rules: field_filters.FieldRules | None, whole: Any) -> None:
+    """Among other events, and more than once: the payload of the row has the original event, but not with fields that are removed."""
     events = [NOT_TEXT if number % 50 == 5 else bson.encode(event(number)) for number in range(150)]
-    found = rows(events)
-    assert found == whole(events)
+    given: dict[str, Any] = {} if rules is None else {"fields": lambda db, name: rules}
+    found = rows(events, **given)
+    assert found == whole(events, **given)
     assert found[1] == 3
 
 
-@pytest.mark.parametrize(
-    "given",
-    [
-        {"is_signal_collection": lambda db, name: name == "orders"},
-        {"fields": lambda db, name: field_filters.FieldRules(excluded=(("text",),)) if name == "orders" else None},
-    ],
-    ids=["signals", "fields"],
-)
-def test_a_document_that_is_looked_into_is_decoded(given: dict[str, Any], whole: Any) -> None:
-    """A signal, or a document whose fields are removed or renamed, beside others that stay bytes."""
+def test_a_signal_is_decoded(whole: Any) -> None:
+    """Beside other documents that stay bytes."""
     events = [bson.encode(event(number, collection=name)) for number, name in enumerate(("orders", "others") * 3)]
+    given = {"is_signal_collection": lambda db, name: name == "orders"}
     assert rows(events, **given) == whole(events, **given)
+
+
+def test_fields_are_removed_and_renamed_in_documents_that_stay_bytes(whole: Any) -> None:
+    """In one of two collections; a name that a document has already is reported once its text is made."""
+    events = [bson.encode(event(number, collection=name)) for number, name in enumerate(("orders", "others") * 80)]
+    events.append(bson.encode(event(200, fullDocument={"_id": 200, "said": 1, "text": "x"})))
+    given = {"fields": lambda db, name: RULES if name == "orders" else None}
+    found = rows(events, **given)
+    assert found == whole(events, **given)
+    texts = [row["after"] for row in found[0]]
+    assert texts[0] == '{"_id":0,"list":[{}],"said":"number 0"}' and '"text":"number 1"' in texts[1]
+    assert texts[-1] == '{"_id":200,"said":1,"text":"x"}' and found[3] == {"said"}
 
 
 def test_a_pipelines_copy_is_compared(whole: Any) -> None:
@@ -179,7 +189,9 @@ def test_what_was_learned_of_a_collection_is_forgotten_after_many_others() -> No
     columns = document_column.DocumentColumns()
     for number in range(2 * document_column.MAX_COLLECTIONS):
         raw = bson.encode({"_id": number})
-        (text,) = columns.texts([raw_event.FullDocument(raw, 0, len(raw))], [("shop", f"c{number}")]).texts
+        (text,) = columns.texts(
+            [raw_event.FullDocument(raw, 0, len(raw))], [("shop", f"c{number}")], name_conflicts=set()
+        ).texts
         assert text.as_py() == f'{{"_id":{number}}}'
     assert len(columns._encoders) == document_column.MAX_COLLECTIONS
 
@@ -190,6 +202,6 @@ def test_a_commit_of_very_many_collections_takes_no_longer_than_its_documents() 
     documents = [raw_event.FullDocument(raw, 0, len(raw))] * 30_000
     with pace.within(5):
         found = document_column.DocumentColumns().texts(
-            documents, [("shop", f"c{number}") for number in range(len(documents))]
+            documents, [("shop", f"c{number}") for number in range(len(documents))], name_conflicts=set()
         )
     assert set(found.texts.to_pylist()) == {'{"_id":1}'}
