@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
+import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
@@ -37,7 +38,7 @@ from cdc_core.typed import exact
 from cdc_core.typed import plan as typed
 from pipelines.bronze import collection_events, quarantine_table, registry, survey
 from pipelines.bronze import log as bronze_log
-from pipelines.delta import local_log, ops_tables, table_comparison
+from pipelines.delta import live_files, local_log, ops_tables, table_comparison, table_schema
 from pipelines.delta import tables as delta
 from pipelines.delta.table_comparison import Comparison
 from pipelines.delta.writer import Writer
@@ -48,6 +49,9 @@ from pipelines.silver import tables as silver_tables
 from pipelines.silver.collection import CollectionWork, SilverCollection
 
 log = logging.getLogger(__name__)
+
+FEW_RESCUED = 100_000
+"""The most rescued values that are looked at in this process, which takes seconds."""
 
 RENEW_SECONDS = 30.0
 """How often a rebuild renews its claim on the live table, at most."""
@@ -80,8 +84,7 @@ def rebuilt_for_rescued(
     Returns the position after the rebuild, or `position` without one. If the table cannot be rebuilt from bronze, or `stop` is set, the
     values stay rescued, and it is not tried again before the next start: one document never stops a collection.
     """
-    rows = collection.spark.table(str(collection.writer.table)).where(F.col("__batch") > after)
-    seed = _wider(collection, rows)
+    seed = _wider(collection, after=after)
     if seed is None:
         return position
     args = (collection.spark, settings, collection.layout, collection.namespace, collection.writer)
@@ -236,7 +239,7 @@ class SilverRebuild:
         seed: DocumentSchema | None = schema
         while seed is not None:
             shadow, position = self._built(next(shadows), seed, to)
-            seed = _wider(shadow, self.spark.table(str(shadow.writer.table)))
+            seed = _wider(shadow)
             if seed is not None:
                 delta.remove(self.spark, shadow.layout)
         return shadow, position
@@ -337,10 +340,13 @@ class SilverRebuild:
             ops_tables.append(rows, table)
 
 
-def _wider(collection: SilverCollection, rows: DataFrame) -> DocumentSchema | None:
-    """The collection's schema, widened for the values that these rows of its table rescued; None if nothing gets wider."""
+def _wider(collection: SilverCollection, *, after: int = -1) -> DocumentSchema | None:
+    """The collection's schema, widened for the values that its rows of batches after `after` rescued; None if nothing gets wider."""
     schema = collection.schema.schema
-    conflicts = read_conflicts(rows, schema)
+    conflicts = _conflicts_here(collection.writer, schema, after=after)
+    if conflicts is None:
+        rows = collection.spark.table(str(collection.writer.table)).where(F.col("__batch") > after)
+        conflicts = read_conflicts(rows, schema)
     wider_schema, changes = retype.with_wider_types(schema, conflicts, pins=collection.options.pins)
     return wider_schema if changes else None
 
@@ -351,3 +357,26 @@ def read_conflicts(silver: DataFrame, schema: DocumentSchema) -> tuple[retype.Co
     entries = silver.where("size(`__rescued`) > 0").select(F.explode("__rescued").alias("path", "text"))
     rows = entries.mapInArrow(exact.conflict_batches(schema.to_json()), "conflict STRING").distinct().collect()
     return tuple(retype.Conflict.from_json(row.conflict) for row in sorted(rows))
+
+
+def _conflicts_here(writer: Writer, schema: DocumentSchema, *, after: int) -> tuple[retype.Conflict, ...] | None:
+    """`read_conflicts` without a query, which every run would need; None if this process cannot read the rows, or they rescued more than
+    `FEW_RESCUED` values."""
+    live = writer.live
+
+    def entries(live: live_files.LiveFiles) -> Iterator[pa.RecordBatch]:
+        count = 0
+        for part in live.parts_above("__batch", after, columns=["__rescued"]):
+            for rescued in part["__rescued"].drop_null().chunks:
+                count += len(rescued.keys)
+                if count > FEW_RESCUED:
+                    raise table_schema.NotReadable
+                yield pa.RecordBatch.from_arrays([rescued.keys, rescued.items], names=["path", "text"])
+
+    try:
+        if live is None or not live.at(writer.version):
+            return None
+        (found,) = exact.conflict_batches(schema.to_json())(entries(live))
+    except table_schema.NotReadable:
+        return None
+    return tuple(map(retype.Conflict.from_json, sorted(found["conflict"].to_pylist())))

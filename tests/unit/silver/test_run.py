@@ -16,6 +16,8 @@ import pytest
 from py4j.protocol import Py4JNetworkError
 
 from cdc_core import errors
+from cdc_core.schema import document_schema
+from cdc_core.schema.column_types import Scalar
 from cdc_core.silver import quarantine
 from pipelines.bronze import registry, survey
 from pipelines.delta import live_files, local_log, maintenance, owners
@@ -577,6 +579,31 @@ def test_what_was_taken_from_a_table_is_applied_by_the_next_start_of_a_stopped_s
         service.close()
         assert silver.run(SPARK, hop.settings).events == 1
         assert registry.silver_position(SPARK, hop.silver_table).to >= positions[1].to
+
+
+def test_rescued_values_are_looked_at_without_a_query(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each run looks at all rows, whose rescued values may be older than the setting."""
+    seeds: list[document_schema.DocumentSchema] = []
+
+    def run(_: object, seed: document_schema.DocumentSchema) -> Any:
+        seeds.append(seed)
+        raise errors.DecisionNeeded("by the test")
+
+    monkeypatch.setattr(silver.silver_rebuild.SilverRebuild, "run", run)
+    with without_spark.running():
+        hop = Hop(tmp_path, **{"schema.on.conflict": "retype", "schema": {"pinned": "int"}})
+        for number, document in enumerate([{"a": 1, "pinned": "x"}, {"a": None}]):
+            hop.append((number, bson.encode({"_id": number, **document})))
+            hop.silver()
+            assert not seeds, "a pinned column gets no wider"
+        hop.append((1, bson.encode({"_id": 1, "a": "text", "pinned": 2.5})), (2, bson.encode({"_id": 2, "a": 5})))
+        hop.silver()
+        (seed,) = seeds
+        assert dict(seed.table()) == {"_id": Scalar.INT, "a": Scalar.TEXT, "pinned": Scalar.INT}
+        monkeypatch.setattr(silver.silver_rebuild, "FEW_RESCUED", 1)
+        hop.append((3, bson.encode({"_id": 3})))
+        with pytest.raises(without_spark.NeedsSpark):
+            hop.silver()
 
 
 def test_all_rows_of_a_table_that_was_restored_are_looked_at_for_rescued_values(
