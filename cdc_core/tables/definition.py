@@ -39,7 +39,12 @@ def replaces_rows(properties: Mapping[str, str]) -> bool:
     """Whether a row may be replaced by marking it as deleted and writing another: the table has deletion vectors, and no
     reader follows rows.
     """
-    return is_on(properties, DELETION_VECTORS) and not any(is_on(properties, name) for name in _FOLLOWING_ROWS)
+    return is_on(properties, DELETION_VECTORS) and not follows_rows(properties)
+
+
+def follows_rows(properties: Mapping[str, str]) -> bool:
+    """Whether readers may follow a row through updates."""
+    return any(is_on(properties, name) for name in _FOLLOWING_ROWS)
 
 
 def is_on(properties: Mapping[str, str], name: str) -> bool:

@@ -163,23 +163,25 @@ class DirectLog:
             raise upsert.NeedsMerge from error
         return self._committed(transaction, actions, fence)
 
-    def compact_files(
+    def replace_files(
         self,
         file: data_file.ParquetFile | None,
         parts: Sequence[Mapping[str, Any]],
         live: live_files.LiveFiles,
         fence: Fence,
+        *,
+        is_change: bool,
     ) -> int:
-        """Replace the `parts` by the file, which has all their rows, as the next version.
+        """Replace the `parts` by the file, as the next version; without `is_change` it has the same rows.
 
         Raises `VersionTaken`, or `NeedsMerge` where another writer has changed one of the parts. Then nothing is changed.
         """
         transaction = self._at(fence.base)
         if not live.at(fence.base) or not live.holds(parts):
             raise upsert.NeedsMerge
-        actions = log_actions.fenced(self._spark, file, fence.base, is_change=False)
+        actions = log_actions.fenced(self._spark, file, fence.base, is_change=is_change)
         for part in parts:
-            actions.add(log_actions.removed(part, is_change=False))
+            actions.add(log_actions.removed(part, is_change=is_change))
         return self._committed(transaction, actions, fence)
 
     def define(

@@ -44,6 +44,10 @@ MANY_ROWS = 50_000_000
 """Keys are searched here in files with at most this many rows in all; a million rows take less than 0.1 s. Executors find keys among more
 rows sooner."""
 
+MANY_REWRITTEN_BYTES = 128 * 2**20
+"""Where a table has no deletion vectors, files of at most this size in all are rewritten here to replace some of their rows. A compaction
+makes files of this size, too."""
+
 MANY_BYTES = 64 * 2**20
 """Rows are read here at once up to this size: a document may have 16 MB."""
 
@@ -244,22 +248,24 @@ class LiveFiles:
         return StructType.fromJson(json.loads(self.schema_json))
 
     def is_many(self, column: str, values: Sequence[str]) -> bool:
-        """Whether `places` would have to search more than `MANY_ROWS` rows for these values."""
-        if self.row_count() <= MANY_ROWS:
+        """Whether `places` would have to search more than `MANY_ROWS` rows for these values, or to replace the rows files that are too
+        large would have to be rewritten (`rewrites_many`)."""
+        if self.row_count() <= MANY_ROWS and not rewrites_many(self, self.files()):
             return False
-        return sum(map(file_statistics.row_count, self._files_with(column, sorted(set(values))))) > MANY_ROWS
+        files = self._files_with(column, sorted(set(values)))
+        return sum(map(file_statistics.row_count, files)) > MANY_ROWS or rewrites_many(self, files)
 
     def _files_with(self, column: str, sorted_values: Sequence[str]) -> list[dict[str, Any]]:
         return [each for each in self.files() if file_statistics.may_hold(each, column, sorted_values)]
 
     def takes_rows(self, version: int) -> bool:
-        """Go to a version; whether this process may add rows to it, and replace rows by deletion vectors.
+        """Go to a version; whether this process may add rows to it, and replace rows: by deletion vectors, or by rewriting their files.
 
         That needs a version that is readable here, and a table that requires nothing of a row but its types.
         """
         return (
             self.at(version)
-            and definition.replaces_rows(self.configuration)
+            and not definition.follows_rows(self.configuration)
             and not any(name.startswith("delta.constraints.") for name in self.configuration)
             and not any(each.metadata for each in self.schema)
         )
@@ -346,6 +352,23 @@ def present(live: LiveFiles, places: Places) -> Places:
     return present_places
 
 
+def rewrites_many(live: LiveFiles, files: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether the table has no deletion vectors, and these files have more than `MANY_REWRITTEN_BYTES`."""
+    size_bytes = sum(file["size"] for file in files)
+    return size_bytes > MANY_REWRITTEN_BYTES and not definition.replaces_rows(live.configuration)
+
+
+def rest(live: LiveFiles, places: Places) -> Iterator[pa.Table]:
+    """The other rows of the files of these places, in parts as of `LiveFiles.parts`. Raises `NotReadable`, possibly after some parts."""
+    try:
+        _bring(live.folder, [file for file, _ in places])
+        for file, rows in places:
+            for part in _parts(live.folder, file, live.schema.names, without=rows):
+                yield table_schema.conformed(part, live.schema)
+    except (OSError, pa.ArrowException) as error:
+        raise table_schema.NotReadable from error
+
+
 def rows_beyond(live: LiveFiles, other: LiveFiles, *, limit: int) -> Places:
     """The rows of the version `live` that the version `other` of the same table does not have.
 
@@ -394,23 +417,25 @@ def _schema_of(schema: pa.Schema, columns: Sequence[str]) -> pa.Schema:
     return pa.schema([schema.field(name) for name in columns])
 
 
-def _mask(folder: Path, vector: Mapping[str, Any], rows: int) -> pa.BooleanArray:
-    """True for each row of a file that is not deleted."""
+def _mask(folder: Path, vector: Mapping[str, Any] | None, rows: int, *, without: Sequence[int] = ()) -> pa.BooleanArray:
+    """True for each row of a file that is not deleted, and not one of `without`."""
     is_present = np.ones(rows, dtype=bool)
-    deleted = np.asarray(deleted_rows.of(vector, LocalFiles(folder)).to_array())
+    deleted = np.asarray(deleted_rows.of(vector, LocalFiles(folder)).to_array()) if vector else np.empty(0, dtype=np.int64)
     is_present[deleted[deleted < rows]] = False
+    is_present[np.asarray(without, dtype=np.int64)] = False
     return pa.array(is_present)
 
 
-def _parts(folder: Path, file: Mapping[str, Any], columns: list[str]) -> Iterator[pa.Table]:
-    """Columns of a data file's rows that are not deleted, in parts of at most `PART_ROWS` rows and about `PART_BYTES`."""
+def _parts(folder: Path, file: Mapping[str, Any], columns: list[str], *, without: Sequence[int] = ()) -> Iterator[pa.Table]:
+    """Columns of a data file's rows that are not deleted, and not one of `without`, in parts of at most `PART_ROWS` rows and about
+    `PART_BYTES`."""
     vector = file.get("deletionVector")
     parts: list[pa.Table] = []
     is_present: pa.BooleanArray | None = None
     start = rows = size = 0
     with pq.ParquetFile(local_log.data_path(folder, file["path"]), coerce_int96_timestamp_unit="us") as parquet:
         count = parquet.metadata.num_rows
-        is_present = _mask(folder, vector, count) if vector else None
+        is_present = _mask(folder, vector, count, without=without) if vector or without else None
         present_columns = _held(parquet, columns)
         at_a_time = _rows_at_a_time(parquet, present_columns)
         for batch in parquet.iter_batches(at_a_time, columns=present_columns):

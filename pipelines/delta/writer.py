@@ -225,22 +225,37 @@ class Writer(StatementCommits):
     ) -> int | None:
         """Replace the rows of the keys, or of the places, by Arrow rows, as one fenced commit; the new version.
 
-        As `upsert`, but without a Spark job: this process searches the keys. The rows come in parts with the table's columns and types
-        (`table_schema.conformed`). Returns None where only Spark can do it, also where a part raises `NotReadable`; then nothing was
-        committed. `statistics` is as in `append_arrow`.
+        As `upsert`, but without a Spark job: this process searches the keys. Without deletion vectors the other rows of their files are
+        written again. The rows come in parts with the table's columns and types (`table_schema.conformed`). Returns None where only Spark
+        can do it, also where a part raises `NotReadable`; then nothing was committed. `statistics` is as in `append_arrow`.
         """
         direct, live = self.direct, self.live
-        if direct is None or live is None:
+        if direct is None or live is None or not live.takes_rows(self.version) or live.schema != schema:
             return None
+        read_version, has_vectors = live.version, definition.replaces_rows(live.configuration)
+        rewritten: Places = []
+        if not has_vectors:
+            try:
+                rewritten = live.places(upsert.KEY, keys) if places is None else places
+            except (OSError, pa.ArrowException, table_schema.NotReadable):
+                return None
         try:
-            rows = _with_rows(parts)
+            # The rest first: a file is encoded as suits its first rows.
+            rows = _with_rows(itertools.chain(live_files.rest(live, rewritten), parts))
             file = None if rows is None else self._new_file(direct, rows, schema, statistics)
         except table_schema.NotReadable:
             return None
+
+        def replace(fence: Fence) -> int:
+            if has_vectors:
+                return direct.replace(file, keys, live, schema, places, fence)
+            # A commit since may have written rows of the keys.
+            if fence.base != read_version:
+                raise upsert.NeedsMerge
+            return direct.replace_files(file, [touched for touched, _ in rewritten], live, fence, is_change=True)
+
         with contextlib.suppress(upsert.NeedsMerge):
-            return self._commit_file(
-                file, lambda fence: direct.replace(file, keys, live, schema, places, fence), CommitPosition(to, extra)
-            )
+            return self._commit_file(file, replace, CommitPosition(to, extra))
         return None
 
     def overwrite_arrow(
@@ -297,7 +312,9 @@ class Writer(StatementCommits):
         if rows.num_rows:
             file = self._new_file(direct, [rows], rows.schema, live_files.measured_columns(live))
         with contextlib.suppress(upsert.NeedsMerge):
-            return self._commit_file(file, lambda fence: direct.compact_files(file, parts, live, fence), fenced_commits.LAST)
+            return self._commit_file(
+                file, lambda fence: direct.replace_files(file, parts, live, fence, is_change=False), fenced_commits.LAST
+            )
         return None
 
     def _new_file(

@@ -235,9 +235,12 @@ def _is_rewritten(
 
 
 def _stored(live: LiveFiles, events: pa.Table, *, folds: bool) -> _StoredVersions:
-    """The versions of the events' keys that end at the first event or later. Raises `NotReadable` if they are too large."""
+    """The versions of the events' keys that end at the first event or later. Raises `NotReadable` if they are too large, or if their files
+    would have to be rewritten and are too large for that."""
     places = live_files.present(live, live.places(upsert.KEY, events["key"].to_pylist()))
     places = _ending_later(live, places, pc.min(events["sequence"]).as_py())
+    if live_files.rewrites_many(live, [file for file, _ in places]):
+        raise table_schema.NotReadable
     # All columns: nearly all of these versions end now and are written again.
     rows = _rows(live, places, live.schema.names)
     columns = [*_STORED, "__deleted", *(("__document",) if folds else ())]

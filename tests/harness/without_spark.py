@@ -7,6 +7,7 @@ milliseconds, so that tests can run very many.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import re
 import threading
@@ -114,6 +115,7 @@ def write(folder: Path, version: int, actions: Iterable[Mapping[str, Any]], oper
 
 
 FEATURES = {"readerFeatures": ["deletionVectors"], "writerFeatures": ["deletionVectors", "appendOnly", "invariants"]}
+PLAIN_FEATURES = {"readerFeatures": [], "writerFeatures": ["appendOnly", "invariants"]}
 
 
 def create(
@@ -138,7 +140,8 @@ def create(
         "createdTime": 1,
     }
     metadata = {**held, "schemaString": _Ddl(columns).struct("").json(), "configuration": configuration}
-    protocol = {"minReaderVersion": 3, "minWriterVersion": 7, **FEATURES}
+    has_vectors = definition.is_on({definition.DELETION_VECTORS: "true", **configuration}, definition.DELETION_VECTORS)
+    protocol = {"minReaderVersion": 3, "minWriterVersion": 7, **(FEATURES if has_vectors else PLAIN_FEATURES)}
     write(folder, 0, [{"protocol": protocol}, {"metaData": metadata}], "CREATE TABLE")
 
 
@@ -227,8 +230,9 @@ def running() -> Any:
 class Hop:
     """A lakehouse with one collection, `t`, whose documents are given as BSON; for use within `running`."""
 
-    def __init__(self, root: Path, **silver_defaults: Any) -> None:
-        self.settings = layers.pipeline(root, **silver_defaults)
+    def __init__(self, root: Path, *, vectors: bool | None = None, **silver_defaults: Any) -> None:
+        made = layers.pipeline(root, **silver_defaults)
+        self.settings = dataclasses.replace(made, gold=dataclasses.replace(made.gold, deletion_vectors=vectors))
         self.layout = delta.layout(self.settings.lakehouse)
         self.bronze = self.layout.bronze(self.settings.name)
         self.silver_table = self.layout.silver(bronze_rows.DB, "t")

@@ -216,8 +216,8 @@ def gone(key: int) -> Row:
 
 @pytest.mark.journey
 def test_deletion_vectors_are_switched_both_ways(spark: SparkSession, lakehouse: Path) -> None:
-    """When off, a table requires no reader feature and MERGE rewrites its files; when on, changed rows are marked in place. A switch is
-    applied even if no rows changed, and even after an earlier switch was killed. Without the setting a table stays as it is.
+    """When off, a table requires no reader feature and files with changed rows are rewritten; when on, the rows are marked in place. A
+    switch is applied even if no rows changed, and even after an earlier switch was killed. Without the setting a table stays as it is.
     """
     shop = Shop(spark, lakehouse)
     shop.change(*(put(key, 1) for key in range(6)))
@@ -231,11 +231,11 @@ def test_deletion_vectors_are_switched_both_ways(spark: SparkSession, lakehouse:
     shop.change(put(1, 3, op="u"), gone(3), put(2, 3))
     (published,) = shop.publish()
     assert shop.is_published() and _asked(spark, shop.gold_table) == set() and not published.rewritten
-    assert "MERGE" not in first and "MERGE" in shop.operations(shop.gold_table)
+    assert "MERGE" not in first and "MERGE" not in shop.operations(shop.gold_table)
     shop.change(put(1, 4, op="u"), gone(4))
     (published,) = shop.publish(vectors=True)
     assert shop.is_published() and _asked(spark, shop.gold_table) == {"deletionVectors"} and not published.rewritten
-    assert shop.operations(shop.gold_table).count("MERGE") == 1
+    assert "MERGE" not in shop.operations(shop.gold_table)
     # the first step of a switch, before it rewrites files and removes the feature
     spark.sql(f"ALTER TABLE {shop.gold_table} SET TBLPROPERTIES ('delta.enableDeletionVectors' = 'false')")
     assert shop.publish(vectors=False) == ()

@@ -34,12 +34,12 @@ def without_jvm() -> Iterator[None]:
 class Kept:
     """A collection's bronze, and its history, which `lay_out` brings up to the newest batch."""
 
-    def __init__(self, root: Path, *, limit: int = LIMIT, **options: Any) -> None:
+    def __init__(self, root: Path, *, limit: int = LIMIT, vectors: bool = True, **options: Any) -> None:
         self.hop = Hop(root, history=True, **options)
         self.bronze = without_spark.Log(self.hop)
         self.table = self.hop.layout.history(*NAMESPACE)
         self.limit, self.at = limit, HistoryPosition()
-        history.create(SPARK, self.table, properties={"delta.enableDeletionVectors": "true"})
+        history.create(SPARK, self.table, properties={"delta.enableDeletionVectors": str(vectors).lower()})
 
     def lay_out(self, to: int | None = None) -> None:
         writer = Writer.claim(SPARK, self.table)
@@ -306,7 +306,7 @@ def test_any_order_and_any_batches_come_to_the_same(tmp_path: Path, seed: int) -
     at_once.lay_out()
     # Whole documents after their updates need queries: with folding, the events keep their order.
     shuffled = events[:] if folds else rng.sample(events, len(events))
-    batches = Kept(tmp_path / "batches", **options)
+    batches = Kept(tmp_path / "batches", vectors=seed % 3 > 0, **options)
     start = 0
     while start < len(shuffled):
         count = rng.randrange(1, 12)
@@ -317,6 +317,19 @@ def test_any_order_and_any_batches_come_to_the_same(tmp_path: Path, seed: int) -
     columns = ("a", "b", "c", "__incomplete", "__deleted", "__document")
     found, expected = ([each for each in kept.versions(*columns) if each[1] != each[2]] for kept in (batches, at_once))
     assert found == expected
+
+
+def test_large_files_without_deletion_vectors_are_for_queries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = Kept(tmp_path, vectors=False)
+    kept.bronze.append({"t": [change("c", 1, 10, a=1)]})
+    kept.lay_out()
+    monkeypatch.setattr(live_files, "MANY_REWRITTEN_BYTES", 1)
+    kept.bronze.append({"t": [change("c", 2, 20, a=1)]})
+    kept.lay_out()
+    kept.bronze.append({"t": [change("u", 1, 30, a=2)]})
+    with pytest.raises(NeedsSpark):
+        kept.lay_out()
+    assert kept.versions("a") == [("1", 10, None, 1), ("2", 20, None, 1)]
 
 
 def test_what_others_changed_meanwhile_is_not_taken_out_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -148,8 +148,9 @@ def differences(hop: Hop, truth: dict[str, bytes]) -> list[str]:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_any_changes_in_any_batches(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With keys and values of any type, deletes, changing fields, and compactions of files in between."""
-    draws = random.Random(seed)
+    """With keys and values of any type, deletes, changing fields, and compactions of files in between; gold with and without deletion
+    vectors."""
+    draws, vectors = random.Random(seed), None if seed % 2 else False
     monkeypatch.setattr(live_files, "PART_ROWS", draws.choice([1, 2, 7, 1 << 16]))
     monkeypatch.setattr(maintenance, "MANY_FILES", draws.choice([1, 2, 3, 1000]))
     monkeypatch.setattr(maintenance, "FEW_ROWS", draws.choice([3, 20, 10_000]))
@@ -157,7 +158,7 @@ def test_any_changes_in_any_batches(seed: int, tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(maintenance, "_optimize", lambda writer: None)
     documents, truth = Documents(draws), {}
     with without_spark.running():
-        hop = Hop(tmp_path, **draws.choice([{}, {"keep.document": True}]))
+        hop = Hop(tmp_path, vectors=vectors, **draws.choice([{}, {"keep.document": True}]))
         for _ in range(draws.choice([3, 6])):
             batch = []
             for _ in range(draws.choice([1, 3, 10, 60])):
@@ -170,6 +171,48 @@ def test_any_changes_in_any_batches(seed: int, tmp_path: Path, monkeypatch: pyte
             if draws.random() < 0.7:
                 hop.gold()
                 assert differences(hop, {key: held for key, held in truth.items() if held is not None}) == []
+        assert vectors is None or not any("deletionVector" in each for each in _live(hop.gold_table).files())
+
+
+def test_large_files_without_deletion_vectors_are_for_spark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To replace a row, its file would have to be rewritten; deletion vectors spare that."""
+    with without_spark.running():
+        hops = {vectors: Hop(tmp_path / str(vectors), vectors=vectors) for vectors in (True, False)}
+        for hop in hops.values():
+            hop.append((1, bson.encode({"_id": 1, "a": 1})), (2, bson.encode({"_id": 2})))
+            hop.run()
+            hop.append((1, bson.encode({"_id": 1, "a": 2})))
+            hop.silver()
+        monkeypatch.setattr(live_files, "MANY_REWRITTEN_BYTES", 1)
+        hops[True].gold()
+        before = _live(hops[False].gold_table)
+        with pytest.raises(NeedsSpark):
+            hops[False].gold()
+        assert _live(hops[False].gold_table).holds(before.files())
+
+
+def test_without_deletion_vectors_a_file_that_changed_meanwhile_is_for_spark(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another program committed after the file was read: its rows may be those of the keys."""
+    with without_spark.running():
+        hop = Hop(tmp_path, vectors=False)
+        hop.append((1, bson.encode({"_id": 1, "a": 1})), (2, bson.encode({"_id": 2})))
+        hop.run()
+        hop.append((1, bson.encode({"_id": 1, "a": 2})))
+        hop.silver()
+        folder, rest = Path(hop.gold_table.path or ""), live_files.rest
+
+        def changed(live: live_files.LiveFiles, places: Any) -> Iterator[pa.Table]:
+            yield from rest(live, places)
+            without_spark.write(folder, live.version + 1, [])
+
+        monkeypatch.setattr(live_files, "rest", changed)
+        files = _live(hop.gold_table).files()
+        with pytest.raises(NeedsSpark):
+            hop.gold()
+        assert _live(hop.gold_table).holds(files)
+        assert {each.name for each in folder.glob("*.parquet")} == {each["path"] for each in files}
 
 
 class Updates:
@@ -445,7 +488,6 @@ def alter(table: Any, **properties: str) -> None:
         {"delta.constraints.small": "n < 100"},
         {"delta.enableChangeDataFeed": "true"},
         {"delta.enableRowTracking": "true"},
-        {"delta.enableDeletionVectors": "false"},
         {"delta.columnMapping.mode": "name"},
     ],
     ids=lambda properties: next(iter(properties)),
