@@ -16,7 +16,7 @@ import pytest
 from cdc_core import errors
 from cdc_core.tables import layout as tables
 from pipelines.bronze import registry
-from pipelines.delta import local_log, maintenance, table_history
+from pipelines.delta import local_log, maintenance, table_definition, table_history
 from pipelines.delta.writer import Writer
 from pipelines.gold import current, history_position, model_inputs
 from pipelines.gold import run as gold
@@ -130,12 +130,15 @@ def test_a_switch_that_was_interrupted_is_not_done(tmp_path: Path, enabled: str,
     """The property changes first. While the protocol has the feature, readers that do not support it cannot read the table."""
     with without_spark.running():
         table = tables.Layout(str(tmp_path)).gold("cases", "t")
-        properties = {"delta.enableDeletionVectors": enabled}
-        without_spark.create(SPARK, table, columns="`__key` STRING", properties=properties)
+        without_spark.create(SPARK, table, columns="`__key` STRING", properties={"delta.enableDeletionVectors": "true"})
+        folder = Path(table.path or "")
+        made = table_definition.newest_action(folder, "metaData")
+        assert made is not None
+        without_spark.write(folder, 1, [{"metaData": {**made, "configuration": {"delta.enableDeletionVectors": enabled}}}])
         assert maintenance.are_vectors_switched(SPARK, table, wanted) is is_switched
         if not wanted:
             committed(table)
-            without_spark.write(Path(table.path or ""), 2, [{"protocol": {"minReaderVersion": 1, "minWriterVersion": 2}}])
+            without_spark.write(folder, 3, [{"protocol": {"minReaderVersion": 1, "minWriterVersion": 2}}])
             assert maintenance.are_vectors_switched(SPARK, table, wanted)
 
 
