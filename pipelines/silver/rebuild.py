@@ -23,6 +23,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
@@ -367,7 +368,8 @@ def _conflicts_here(writer: Writer, schema: DocumentSchema, *, after: int) -> tu
     def entries(live: live_files.LiveFiles) -> Iterator[pa.RecordBatch]:
         count = 0
         for part in live.parts_above("__batch", after, columns=["__rescued"]):
-            for rescued in part["__rescued"].drop_null().chunks:
+            # Not `drop_null`, which may return a slice: `keys` are those of the whole array.
+            for rescued in part["__rescued"].filter(pc.is_valid(part["__rescued"])).chunks:
                 count += len(rescued.keys)
                 if count > FEW_RESCUED:
                     raise table_schema.NotReadable
