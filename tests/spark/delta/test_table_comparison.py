@@ -34,3 +34,15 @@ def test_a_row_without_a_key_is_lost_like_another(spark: SparkSession) -> None:
     found = table_comparison.compared(live, live.where("__key IS NOT NULL"))
     assert (found.rows, found.rebuilt_rows, found.gone, found.differing) == (3, 1, 2, 0)
     assert (found.lost, found.lost_keys) == (1, ("",))
+
+
+def test_a_number_that_became_a_text_is_a_difference_of_its_column(spark: SparkSession) -> None:
+    """A column whose values have two kinds becomes STRING: all documents differ, and the report says by which column."""
+    live = spark.createDataFrame([("1", 5, 1), ("2", None, 2), ("3", 7, 3)], "__key STRING, v INT, w INT").coalesce(1)
+    rebuilt = live.selectExpr("__key", "CAST(v AS STRING) AS v", "if(w = 2, 0, w) AS w")
+    found = table_comparison.compared(live, rebuilt)
+    assert (found.differing, found.lost) == (3, 0)
+    assert [(each.column, each.documents, each.why, each.keys) for each in found.differences] == [
+        ("v", 2, "type int → string", ("1", "3")),
+        ("w", 1, "the value", ("2",)),
+    ]
