@@ -42,7 +42,10 @@ _COMMIT = re.compile(r"/_delta_log/[0-9]{20}\.json$")
 _CAUSES = 8
 _TRACED = re.compile(r"(?:\A|^Caused by: )([\w.$]+)(?:: (.*))?", re.MULTILINE)
 """The first line of an exception in the trace of Spark Connect's server: its class and its message."""
-_NO_PYTHON = re.compile(r'Cannot run program "([^"]+)": (?:error=\d+, )?(.+)')
+_NO_PYTHON = re.compile(
+    r'Cannot run program "([^"]+)": (?:error=\d+, )?(.+)(?:\n\tat \S*java\.lang\.Process.+)+\n\tat org\.apache\.spark\.api\.python\.'
+)
+"""With the lines below the message, which say who called: Hadoop starts programs, too, such as `chmod`."""
 _OTHER_PYTHON = re.compile(r"\[PYTHON_VERSION_MISMATCH\] .*: ([\d.]+) than .*: ([\d.]+)")
 _NO_MODULE = re.compile(r"^ModuleNotFoundError: No module named '([\w.]+)'", re.MULTILINE)
 _STORE_REFUSES = ("AccessDeniedException", "AccessControlException")

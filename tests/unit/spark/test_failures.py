@@ -378,7 +378,8 @@ def test_an_executor_that_is_gone_is_no_bug() -> None:
     [
         (
             'org.apache.spark.SparkException: Job aborted\nCaused by: java.io.IOException: Cannot run program "/opt/python": error=2, '
-            "No such file or directory\n\tat java.lang.ProcessBuilder.start",
+            "No such file or directory\n\tat java.base/java.lang.ProcessBuilder.start(ProcessBuilder.java:1143)\n\tat "
+            "org.apache.spark.api.python.PythonWorkerFactory.startDaemon(PythonWorkerFactory.scala:346)",
             "its tasks, /opt/python: No such file or directory; set spark.pyspark.python, or",
         ),
         (
@@ -397,3 +398,13 @@ def test_a_cluster_without_our_python_is_for_a_person(text: str, says: str) -> N
     told = failures.translated(Raised(text))
     assert isinstance(told, errors.DecisionNeeded) and says in str(told)
     assert failures.translated(ModuleNotFoundError("No module named 'orjson'")) is None, "one of this process"
+
+
+def test_a_program_that_hadoop_starts_is_no_python() -> None:
+    """Without its native library Hadoop sets the permissions of a file by `chmod`, which an image may lack."""
+    text = (
+        'java.io.IOException: Cannot run program "chmod": error=2, No such file or directory\n\tat java.base/java.lang.ProcessBuilder.start'
+        "(ProcessBuilder.java:1143)\n\tat org.apache.hadoop.util.Shell.runCommand(Shell.java:937)\n\tat "
+        "org.apache.spark.api.python.PythonRunner$.main(PythonRunner.scala:1)"
+    )
+    assert failures.translated(Raised(text)) is None
