@@ -239,6 +239,8 @@ class Writer(StatementCommits):
                 rewritten = live.places(upsert.KEY, keys) if places is None else places
             except (OSError, pa.ArrowException, table_schema.NotReadable):
                 return None
+            if live_files.rewrites_many(live, [file for file, _ in rewritten]):
+                return None
         try:
             # The rest first: a file is encoded as suits its first rows.
             rows = _with_rows(itertools.chain(live_files.rest(live, rewritten), parts))

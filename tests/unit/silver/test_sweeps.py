@@ -10,9 +10,9 @@ import pytest
 
 from cdc_core.tables import layout as tables
 from pipelines.bronze import registry, survey
-from pipelines.delta import live_files, local_log
+from pipelines.delta import live_files, local_log, table_definition
 from tests.harness import without_spark
-from tests.harness.without_spark import SPARK, Hop
+from tests.harness.without_spark import SPARK, Hop, NeedsSpark
 
 
 @pytest.fixture
@@ -73,3 +73,21 @@ def test_a_large_collection_that_is_dropped_is_swept_without_a_query(hop: Hop, m
     hop.drop()
     hop.run()
     assert keys(hop.silver_table) == keys(hop.gold_table) == []
+
+
+def test_a_large_sweep_of_a_table_without_deletion_vectors_is_for_spark(hop: Hop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The files of the swept documents would be written again, as one file."""
+    hop.append(document(1), document(2))
+    hop.silver()
+    folder = Path(hop.silver_table.path or "")
+    held = table_definition.newest_action(folder, "metaData") or {}
+    changed = {**held, "configuration": {**held["configuration"], "delta.enableDeletionVectors": "false"}}
+    without_spark.write(folder, (local_log.newest_version(folder) or 0) + 1, [{"metaData": changed}], "SET TBLPROPERTIES")
+    hop.drop()
+    monkeypatch.setattr(live_files, "MANY_REWRITTEN_BYTES", 1)
+    with pytest.raises(NeedsSpark):
+        hop.silver()
+    assert keys(hop.silver_table) == ["1", "2"]
+    monkeypatch.undo()
+    hop.silver()
+    assert keys(hop.silver_table) == []
