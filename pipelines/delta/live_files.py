@@ -437,8 +437,7 @@ def _parts(folder: Path, file: Mapping[str, Any], columns: list[str], *, without
         count = parquet.metadata.num_rows
         is_present = _mask(folder, vector, count, without=without) if vector or without else None
         present_columns = _held(parquet, columns)
-        at_a_time = _rows_at_a_time(parquet, present_columns)
-        for batch in parquet.iter_batches(at_a_time, columns=present_columns):
+        for at_a_time, batch in _batches(parquet, present_columns):
             part = pa.Table.from_batches([batch])
             parts.append(part if is_present is None else part.filter(is_present.slice(start, len(part))))
             start, rows, size = start + len(part), rows + len(parts[-1]), size + parts[-1].nbytes
@@ -449,7 +448,15 @@ def _parts(folder: Path, file: Mapping[str, Any], columns: list[str], *, without
         yield pa.concat_tables(parts)
 
 
-def _rows_at_a_time(parquet: pq.ParquetFile, columns: list[str], group: int = 0) -> int:
+def _batches(parquet: pq.ParquetFile, columns: list[str]) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """A file's rows in order, each batch with the most rows that it may have. A file may begin with small rows and go on with large ones."""
+    for group in range(parquet.num_row_groups):
+        if parquet.metadata.row_group(group).num_rows:
+            at_a_time = _rows_at_a_time(parquet, columns, group)
+            yield from ((at_a_time, batch) for batch in parquet.iter_batches(at_a_time, row_groups=[group], columns=columns))
+
+
+def _rows_at_a_time(parquet: pq.ParquetFile, columns: list[str], group: int) -> int:
     most = min(_READ_ROWS, PART_ROWS)
     return local_log.rows_at_a_time(parquet, columns, most=most, size_bytes=PART_BYTES, group=group)
 

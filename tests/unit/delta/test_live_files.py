@@ -270,6 +270,20 @@ def test_rows_that_readers_follow_are_not_replaced(table: Table, more: dict[str,
     assert live.takes_rows(0) and live.takes_rows(table.commit({"metaData": said})) is not bool(more)
 
 
+def test_parts_stay_small_where_large_rows_follow_on_small_ones(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Documents grow in the course of years, and a file that is written again begins with the old ones."""
+    monkeypatch.setattr(live_files, "PART_BYTES", 100_000)
+    keys = [f"s{number}" for number in range(100)] + [f"l{number}".ljust(10_000) for number in range(100)]
+    file = table.file(keys, 1)
+    path = table.folder / file["path"]
+    pq.write_table(pq.read_table(path), path, row_group_size=100)
+    live = LiveFiles(table.folder)
+    assert live.at(table.commit({"add": file}))
+    parts = [*live_files.rest(live, [(file, [0, 150])])]
+    assert [key for part in parts for key in part["__key"].to_pylist()] == [*keys[1:150], *keys[151:]]
+    assert max(part.nbytes for part in parts) < 300_000
+
+
 def test_the_statistics_of_many_files_are_read_once(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each batch needs the statistics of every file: parsing them for 40,000 files of a wide table takes three seconds."""
     stats = '{{"numRecords": 2, "minValues": {{"__key": "a{0}", "__batch": {0}}}, "maxValues": {{"__key": "b{0}", "__batch": {0}}}}}'
