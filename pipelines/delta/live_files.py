@@ -193,14 +193,7 @@ class LiveFiles:
 
     def parts(self, files: Sequence[Mapping[str, Any]], *, columns: Sequence[str]) -> Iterator[pa.Table]:
         """The rows of `rows`, without its limit, in parts as of `parts_above`. Raises `NotReadable`, possibly after some parts."""
-        schema = _schema_of(self.schema, columns)
-        try:
-            _bring(self.folder, files)
-            for file in files:
-                for part in _parts(self.folder, file, schema.names):
-                    yield table_schema.conformed(part, schema)
-        except (OSError, pa.ArrowException) as error:
-            raise table_schema.NotReadable from error
+        yield from _others(self, [(file, ()) for file in files], _schema_of(self.schema, columns))
 
     def _files_above(self, column: str, bound: int) -> list[dict[str, Any]]:
         highest = ((each, file_statistics.column_statistics(each, column)[2]) for each in self.files())
@@ -360,11 +353,18 @@ def rewrites_many(live: LiveFiles, files: Sequence[Mapping[str, Any]]) -> bool:
 
 def rest(live: LiveFiles, places: Places) -> Iterator[pa.Table]:
     """The other rows of the files of these places, in parts as of `LiveFiles.parts`. Raises `NotReadable`, possibly after some parts."""
+    return _others(live, places, live.schema)
+
+
+def _others(
+    live: LiveFiles, places: Sequence[tuple[Mapping[str, Any], Sequence[int]]], schema: pa.Schema
+) -> Iterator[pa.Table]:
+    """`rest`, with the columns and types of a schema."""
     try:
         _bring(live.folder, [file for file, _ in places])
         for file, rows in places:
-            for part in _parts(live.folder, file, live.schema.names, without=rows):
-                yield table_schema.conformed(part, live.schema)
+            for part in _parts(live.folder, file, schema.names, without=rows):
+                yield table_schema.conformed(part, schema)
     except (OSError, pa.ArrowException) as error:
         raise table_schema.NotReadable from error
 
