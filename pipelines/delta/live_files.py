@@ -185,7 +185,7 @@ class LiveFiles:
                     # A file of another writer without the column: it is null, which is not greater than `bound`.
                     if column not in part.column_names:
                         continue
-                    above = part.filter(pc.fill_null(pc.greater(part[column], bound), False))
+                    above = table_schema.chosen(part, pc.fill_null(pc.greater(part[column], bound), False))
                     if above.num_rows:
                         yield table_schema.conformed(above, schema)
         except (OSError, pa.ArrowException) as error:
@@ -439,7 +439,7 @@ def _parts(folder: Path, file: Mapping[str, Any], columns: list[str], *, without
         present_columns = _held(parquet, columns)
         for at_a_time, batch in _batches(parquet, present_columns):
             part = pa.Table.from_batches([batch])
-            parts.append(part if is_present is None else part.filter(is_present.slice(start, len(part))))
+            parts.append(part if is_present is None else table_schema.chosen(part, is_present.slice(start, len(part))))
             start, rows, size = start + len(part), rows + len(parts[-1]), size + parts[-1].nbytes
             if rows + at_a_time > PART_ROWS or size >= PART_BYTES:
                 yield pa.concat_tables(parts)

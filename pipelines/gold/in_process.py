@@ -68,7 +68,7 @@ class SourceFiles:
         columns = {*schema.names, *_STATE}
         names = [name for name in self.silver.schema.names if name in columns]
         for part in self.silver.parts_above("__batch", above, columns=names):
-            yield table_schema.conformed(part.filter(pc.invert(_is_gone(part))), schema)
+            yield table_schema.conformed(table_schema.chosen(part, pc.invert(_is_gone(part))), schema)
 
 
 def _state(rows: pa.Table) -> pa.Table:
