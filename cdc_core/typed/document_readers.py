@@ -98,6 +98,10 @@ class DocumentReader(ColumnReader):
         return fields >= WIDE and self._documents >= ENOUGH and self._present * SPARSE < self._documents * fields
 
     def read(self, values: list[Any], classes: set[type], where: Where, findings: Findings) -> pa.Array:
+        if NoneType in classes:
+            numbers = [number for number, value in enumerate(values) if value is not None]
+            if len(numbers) * 2 < len(values):
+                return self._read_few(numbers, values, classes, where, findings)
         structs, absent, laid_out = self.structs(values, classes, where, findings)
         members = [*self.members(structs, where, findings, laid_out)]
         arrays = [
@@ -106,6 +110,19 @@ class DocumentReader(ColumnReader):
         ]
         mask = None if absent is None else pa.array(absent, pa.bool_())
         return pa.StructArray.from_arrays(arrays, fields=self._fields, mask=mask)
+
+    def _read_few(
+        self, numbers: list[int], values: list[Any], classes: set[type], where: Where, findings: Findings
+    ) -> pa.Array:
+        """The array, where only the values with these numbers are present: the others cost nothing."""
+        if not numbers:
+            return pa.nulls(len(values), pa.struct(self._fields))
+        present = [values[number] for number in numbers]
+        read = self.read(present, classes - {NoneType}, lambda number: where(numbers[number]), findings)
+        places: list[int | None] = [None] * len(values)
+        for place, number in enumerate(numbers):
+            places[number] = place
+        return read.take(pa.array(places, pa.int32()))
 
     def structs(
         self, values: list[Any], classes: set[type], where: Where, findings: Findings
