@@ -225,7 +225,7 @@ def work_line(now: WorkProgress) -> str:
     line = f"{now.work}: {now.tables:,} of {now.all_tables:,} tables"
     if now.all_events:
         line += f", {now.events:,} of {now.all_events:,} events"
-    if now.events and now.seconds and now.tables < now.all_tables:
+    if 0 < now.events < now.all_events and now.seconds and now.tables < now.all_tables:
         rate = now.events / now.seconds
         line += f", {rate:,.0f}/s, {units.duration((now.all_events - now.events) / rate)} left"
     return line

@@ -66,6 +66,8 @@ def test_the_line_has_a_rate_where_events_are_counted() -> None:
     assert line == "silver: 3 of 3,000 tables, 1,000 of 61,000 events, 100/s, 10 min left"
     # One collection failed.
     assert live_lines.work_line(WorkProgress("silver", 3, 3, 100, 300, 9.0)) == "silver: 3 of 3 tables, 100 of 300 events"
+    # Files are compacted after the last event: no rate would be true.
+    assert live_lines.work_line(WorkProgress("silver", 0, 1, 300, 300, 9.0)) == "silver: 0 of 1 tables, 300 of 300 events"
 
 
 def test_without_a_terminal_long_work_is_logged(caplog: pytest.LogCaptureFixture) -> None:
