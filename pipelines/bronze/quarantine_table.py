@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import sys
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,7 @@ from pyspark.sql import functions as F
 
 from cdc_core.bronze.batch_range import BatchRange
 from cdc_core.silver import quarantine as quarantine_rules
+from cdc_core.silver import quarantine_split
 from cdc_core.tables import layout as tables
 from pipelines.delta import live_files, ops_tables, query_execution, table_errors, table_files, table_schema
 from pipelines.delta import tables as delta
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
 
 MANY_FACTS = 1_000_000
 """The number of facts up to which this process reads them; it keeps some hundred bytes of each."""
+
+READ_BYTES = 256 * 2**20
+"""The most bytes of files that are searched for the held events of a few documents."""
 
 FEW = 1000
 """The number of keys up to which a query names them; with more, all events of a range are read."""
@@ -61,6 +65,12 @@ def applicable(
     # Before the range is applied: after a crash in between the range is repeated, and no event is lost.
     ops_tables.append(split.facts, table)
     return split.events
+
+
+def append(spark: SparkSession, table: tables.TableRef, facts: pa.Table) -> None:
+    """Append facts of this process, with the columns `quarantine_split.SCHEMA`, to a quarantine, which is created where necessary."""
+    delta.create(spark, table, columns=quarantine_rules.COLUMNS_DDL, properties=ops_tables.PROPERTIES)
+    ops_tables.append_rows(spark, table, facts, statistics=("key", "to"))
 
 
 def count(spark: SparkSession, table: tables.TableRef) -> int:
@@ -111,6 +121,25 @@ class HeldEvents:
             parts = [_held(facts)] if to == newest else [_held(facts), _held(facts.filter(pc.less_equal(facts["to"], to)))]
             self._keys = to, frozenset(itertools.chain.from_iterable(part["key"].drop_null().to_pylist() for part in parts))
         return self._keys[1]
+
+    def waiting(self, keys: Collection[str], *, before: int) -> pa.Table | None:
+        """The held events of these documents, as of the ranges up to batch `before`, with the columns `quarantine_split.SCHEMA`; None where
+        this process cannot read them, or they are large."""
+        try:
+            if not self.live.at_newest() or not {*quarantine_split.SCHEMA.names} <= {*self.live.schema.names}:
+                return None
+            facts = live_files.rows_at(
+                self.live,
+                self.live.places("key", [*keys]),
+                columns=quarantine_split.SCHEMA.names,
+                size_bytes=live_files.MANY_BYTES,
+                read_bytes=READ_BYTES,
+            )
+        except (OSError, pa.ArrowException, table_schema.NotReadable):
+            return None
+        facts = facts.filter(pc.less_equal(facts["to"], before))
+        numbered_facts = _narrow(facts).append_column("row", pa.array(range(len(facts)), pa.int64()))
+        return facts.take(_held(numbered_facts)["row"])
 
     def count(self) -> int | None:
         """The number of held events; None where this process cannot read them."""

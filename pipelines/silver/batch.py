@@ -69,6 +69,10 @@ class NeedsSteps(Exception):
     """This process cannot apply a batch without a query (`pipelines.silver.in_process`); nothing was committed."""
 
 
+class Unreadable(NeedsSteps):
+    """The batch has, or may have, events that cannot be read or have to wait in quarantine."""
+
+
 Step = Callable[[SilverCollection, RowBatch], RowBatch]
 
 

@@ -1,8 +1,8 @@
 """Applies a batch of plain events in this process, without a Spark query.
 
-Its `STEPS` do what `ranges.STEPS` do, for whole documents, partial updates (`pipelines.silver.in_process_fold`) and deletes that can all be
-read and are newer than anything in the table. For any other batch one of them raises `NeedsSteps`, nothing was committed, and the batch goes
-through `ranges.STEPS`.
+Its `STEPS` do what `ranges.STEPS` do, for whole documents, partial updates (`pipelines.silver.in_process_fold`) and deletes that are newer
+than anything in the table. Where one of them raises `Unreadable`, the batch is split first (`pipelines.silver.in_process_quarantine`). For
+any other batch one raises `NeedsSteps`, nothing was committed, and the batch goes through `ranges.STEPS`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from pipelines.delta import file_statistics, live_files, table_schema, upsert
 from pipelines.delta import tables as delta
 from pipelines.schema import batch_evolution, document_typer
 from pipelines.silver import batch as batches
-from pipelines.silver import deletes, evolve, in_process_fold, reduction, write
+from pipelines.silver import deletes, evolve, in_process_fold, in_process_quarantine, reduction, write
 from pipelines.silver.collection import CollectionWork, SilverCollection
 from pipelines.silver.read_ahead import Read, ReadAhead
 
@@ -108,6 +108,8 @@ class LocalBatch:
     """The changes of the schema that the documents need."""
     rows: Sequence[pa.Table] = ()
     """The rows to write, in parts; after `_reduced` the table's rows that are only marked."""
+    facts: pa.Table | None = None
+    """What goes to quarantine, if anything."""
 
     @property
     def number(self) -> int:
@@ -125,13 +127,17 @@ def applied(
 
     Only for events that are newer than what the table has seen.
     """
-    try:
-        batch = _read(collection, range_, counts, next_position)
-        for step in STEPS:  # the batch is rebound, which frees the texts after they are typed
-            batch = step(collection, batch)
-    except batches.NeedsSteps:
-        return False
-    return True
+    for read in (_read, _split):
+        try:
+            batch = read(collection, range_, counts, next_position)
+            for step in STEPS:  # the batch is rebound, which frees the texts after they are typed
+                batch = step(collection, batch)
+        except batches.Unreadable:
+            continue
+        except batches.NeedsSteps:
+            return False
+        return True
+    return False
 
 
 def _live(collection: SilverCollection) -> live_files.LiveFiles | None:
@@ -148,27 +154,64 @@ def _read(
     next_position: registry.SilverPosition,
 ) -> LocalBatch:
     """The range's events, without deletes if the mode keeps rows. Raises `NeedsSteps` if this process cannot read them or write the table,
-    or if one belongs to quarantine or has to wait for an event there."""
-    is_many = counts.events > collection_events.LOCAL_EVENTS
-    live = None if is_many else _live(collection)
-    if live is None:
-        raise batches.NeedsSteps
-    reader = _reader(collection.spark, collection.bronze, collection.namespace)
+    `Unreadable` if one belongs to quarantine or has to wait for an event there."""
+    live = _writable(collection, counts)
     columns = _bronze_columns(collection.options.unwrap, keeps_document=collection.keeps_document)
+    reader = _reader(collection.spark, collection.bronze, collection.namespace)
     events = collection.ahead.events(range_, columns, reader, size_bytes=collection_events.MANY_BYTES)
-    if events is None or events.num_rows != counts.events or not collection_events.are_readable(events):
-        raise batches.NeedsSteps
-    if collection.mode.keeps_row:
-        events = events.filter(pc.not_equal(events["op"], bronze.Op.DELETE.value))
+    events = _wanted(collection, events, counts)
+    if not collection_events.are_readable(events):
+        raise batches.Unreadable
     waiting_keys = _quarantined_keys(collection, before=range_.after)
     if waiting_keys and not waiting_keys.isdisjoint(events["key"].to_pylist()):
-        raise batches.NeedsSteps
+        raise batches.Unreadable
     document_bytes = events["after"].nbytes
     if collection.keeps_document:  # and those that updates are folded onto
         document_bytes += _row_bytes(live) * events["after"].null_count
     if document_bytes >= helper_processes.MANY_BYTES:
         helper_processes.DOCUMENTS.start()
     return LocalBatch(range_, counts, next_position, live, events)
+
+
+def _split(
+    collection: SilverCollection,
+    range_: BatchRange,
+    counts: survey.EventCounts,
+    next_position: registry.SilverPosition,
+) -> LocalBatch:
+    """`_read` where an event cannot be read or has to wait: the events without these, and what goes to quarantine."""
+    live = _writable(collection, counts)
+    if not collection.schema.schema.fields and reduction.is_at_once(collection, counts):
+        # The steps would make a first version of the schema of the first documents, quarantined ones among them.
+        raise batches.NeedsSteps
+    reader = _reader(collection.spark, collection.bronze, collection.namespace)
+    events = reader(range_, bronze.SCHEMA.names, size_bytes=collection_events.MANY_BYTES)
+    split = in_process_quarantine.split(
+        collection,
+        live,
+        _wanted(collection, events, counts),
+        range_,
+        waiting_keys=_quarantined_keys(collection, before=range_.after),
+    )
+    return LocalBatch(range_, counts, next_position, live, split.events, facts=split.facts)
+
+
+def _writable(collection: SilverCollection, counts: survey.EventCounts) -> live_files.LiveFiles:
+    """The table's files as they are now. Raises `NeedsSteps` if this process cannot write the table, or the events are too many."""
+    is_many = counts.events > collection_events.LOCAL_EVENTS
+    live = None if is_many else _live(collection)
+    if live is None:
+        raise batches.NeedsSteps
+    return live
+
+
+def _wanted(collection: SilverCollection, events: pa.Table | None, counts: survey.EventCounts) -> pa.Table:
+    """The events, without deletes if the mode keeps rows. Raises `NeedsSteps` if they were not read."""
+    if events is None or events.num_rows != counts.events:
+        raise batches.NeedsSteps
+    if not collection.mode.keeps_row:
+        return events
+    return events.filter(pc.fill_null(pc.not_equal(events["op"], bronze.Op.DELETE.value), True))
 
 
 def _quarantined_keys(collection: SilverCollection, *, before: int) -> frozenset[str]:
@@ -279,8 +322,10 @@ def _typed(collection: SilverCollection, batch: LocalBatch) -> LocalBatch:
             keeps_first=not current.fields and reduction.is_at_once(collection, batch.counts),
         )
     if result is None:
-        raise batches.NeedsSteps
+        raise batches.Unreadable
     evolutions, typed = result
+    if len(batch.documents) > 1:  # as `reduction` does where it folds
+        evolutions[-1] = replace(evolutions[-1], seen_at=batch.counts.low)
     if not collection.keeps_document and "after" not in _of_bronze(collection.options.unwrap):
         events = events.drop_columns("after")  # most of the memory, and typed by now
     return replace(batch, events=events, documents=(), typed=typed, evolutions=evolutions)
@@ -316,6 +361,10 @@ def _committed(collection: SilverCollection, batch: LocalBatch) -> LocalBatch:
     changes = table_columns.alterations(held_columns, row_columns)
     if changes.impossible:
         raise batches.NeedsSteps
+    if batch.facts is not None and batch.facts.num_rows:
+        # Before the commit: after a crash in between the range is repeated, and no event is lost.
+        collection.lacks_quarantine = False
+        quarantine_table.append(collection.spark, collection.quarantine, batch.facts)
     for evolution in batch.evolutions:
         evolve.record(collection, evolution, batch.number)  # before the table holds it
     if changes.added and not writer.define(table_columns.with_added(held_columns, row_columns)):

@@ -20,7 +20,7 @@ from cdc_core.typed.decoding import without_collector
 from pipelines import helper_processes
 from pipelines.bronze import collection_events
 from pipelines.delta import live_files, table_schema, upsert
-from pipelines.silver.batch import NeedsSteps
+from pipelines.silver.batch import NeedsSteps, Unreadable
 
 PART_ROWS = 4096
 """How many documents are folded at a time."""
@@ -71,13 +71,15 @@ class WholeEvents(NamedTuple):
 
     events: pa.Table
     marks: Mapping[str, Mark] = MappingProxyType({})
+    updates: pa.Table | None = None
+    """The events of the marks that are of updates."""
 
 
 def folded(events: pa.Table, live: live_files.LiveFiles, *, size_bytes: int) -> WholeEvents:
     """The events, in order, with each key's partial updates replaced by one document at the last of them.
 
-    Raises `NeedsSteps` if some cannot be folded here: an update or a stored document cannot be read or is unknown, the documents have more
-    than `size_bytes`, or their files are too large.
+    Raises `Unreadable` if an update cannot be read, `NeedsSteps` if others cannot be folded here: a stored document was not kept, the
+    documents have more than `size_bytes`, or their files are too large.
     """
     is_partial = collection_events.are_partial(events).combine_chunks()
     if _DOCUMENT not in live.schema.names:
@@ -85,16 +87,16 @@ def folded(events: pa.Table, live: live_files.LiveFiles, *, size_bytes: int) -> 
     with without_collector():
         histories = {key: history for key, history in _histories(events, is_partial).items() if history.updates}
         stored_keys = [key for key, history in histories.items() if history.decisive is None]
-        stored_rows = _rows(live, stored_keys, [name for name in _STORED if name in live.schema.names], size_bytes)
-        pending = _pending(events, histories, stored_rows)
-        results = _folded(events, pending, table_schema.as_array(stored_rows[_DOCUMENT]))
+        stored = stored_rows(live, stored_keys, [name for name in _STORED if name in live.schema.names], size_bytes)
+        pending = _pending(events, histories, stored)
+        results = _folded(events, pending, table_schema.as_array(stored[_DOCUMENT]))
         # Updates are checked only if one may be unreadable: it leaves its document incomplete, or was not folded because a document or a
         # delete follows. No text is parsed for this alone otherwise.
         is_read = is_partial.true_count == sum(len(each.updates) for each in pending)
         if not is_read or pc.any(results["incomplete"]).as_py():
             descriptions = table_schema.as_array(events["updateDescription"])
             if not fold.are_readable(descriptions.filter(is_partial)):
-                raise NeedsSteps
+                raise Unreadable
         return _with_documents(events, is_partial, pending, results)
 
 
@@ -108,11 +110,13 @@ def noted(events: pa.Table) -> WholeEvents:
     known_sequences: dict[int, str] = {}
     last_sequences: dict[int, str] = {}
     marks: dict[str, Mark] = {}
+    last_updates: list[int] = []
     for key, (decisive, updates) in _histories(events, is_partial).items():
         if not updates:
             continue
         if decisive is None:
             marks[key] = Mark(sequences[updates[-1]])
+            last_updates.append(updates[-1])
         elif ops[decisive] == bronze.Op.DELETE.value:
             raise NeedsSteps
         else:
@@ -124,7 +128,7 @@ def noted(events: pa.Table) -> WholeEvents:
         pa.array([number in last_sequences for number in places], pa.bool_()),
         pa.array(map(known_sequences.get, places), pa.string()),
         last=pa.array([last_sequences.get(number, sequences[number]) for number in places], pa.string()),
-    )._replace(marks=marks)
+    )._replace(marks=marks, updates=events.take(_places(last_updates)))
 
 
 def shown(whole: WholeEvents) -> WholeEvents:
@@ -158,7 +162,7 @@ def shown(whole: WholeEvents) -> WholeEvents:
         events = table_schema.with_column(events, "after", after)
         events = table_schema.with_column(events, "__known", pc.coalesce(pa.array(known, pa.string()), events["__known"]))
     is_deleted = pa.array([number in of_pre_images or number in of_documents for number in numbers], pa.bool_())
-    return WholeEvents(table_schema.with_column(events, "__deleted", is_deleted), marks)
+    return WholeEvents(table_schema.with_column(events, "__deleted", is_deleted), marks, whole.updates)
 
 
 def marked(
@@ -171,9 +175,9 @@ def marked(
     size_bytes: int,
 ) -> tuple[WholeEvents, pa.Table]:
     """The table's rows of the marks: set incomplete or deleted, with the last event's sequence and `number` as `__batch`; deletes also set
-    the columns `added`. With `adds_deleted` the rows have `__deleted` also where the table lacks it. A delete whose key has no row shows
-    the key, in the events. Raises `NeedsSteps` if an update has no row, or the rows are too large for this process or unreadable."""
-    rows = _rows(live, list(whole.marks), live.schema.names, size_bytes)
+    the columns `added`. With `adds_deleted` the rows have `__deleted` also where the table lacks it. A mark whose key has no row gets
+    one, in the events: of a delete it shows the key. Raises `NeedsSteps` if the rows are too large for this process or unreadable."""
+    rows = stored_rows(live, list(whole.marks), live.schema.names, size_bytes)
     if rows.num_rows != len(whole.marks):
         whole = _with_unknown(whole, whole.marks.keys() - {*rows[upsert.KEY].to_pylist()})
     marks = whole.marks
@@ -216,17 +220,20 @@ def marked(
 
 
 def _with_unknown(whole: WholeEvents, keys: Collection[str]) -> WholeEvents:
-    """The events with rows for the deletes of these keys, of which no document is known. Raises `NeedsSteps` if one is of an update."""
+    """The events with rows for the marks of these keys, of which no document is known."""
     deletes = {whole.marks[key].delete for key in keys}
-    if None in deletes:
-        raise NeedsSteps
     is_unknown = pa.array([number in deletes for number in range(whole.events.num_rows)], pa.bool_())
     events = table_schema.with_column(whole.events, "__deleted", pc.or_(whole.events["__deleted"], is_unknown))
     events = table_schema.with_column(events, "__known", pc.if_else(is_unknown, "", events["__known"]))
+    if whole.updates is not None:
+        updates = whole.updates.filter(pc.is_in(whole.updates["key"], value_set=pa.array([*keys], pa.string())))
+        count = updates.num_rows
+        rows = _marked(updates, pa.array([True] * count, pa.bool_()), pa.array([""] * count, pa.string())).events
+        events = pa.concat_tables([events, rows]).combine_chunks()
     return WholeEvents(events, {key: mark for key, mark in whole.marks.items() if key not in keys})
 
 
-def _rows(live: live_files.LiveFiles, keys: Sequence[str], columns: Sequence[str], size_bytes: int) -> pa.Table:
+def stored_rows(live: live_files.LiveFiles, keys: Sequence[str], columns: Sequence[str], size_bytes: int) -> pa.Table:
     """The table's rows of the keys. Raises `NeedsSteps` if they are too large for this process, or unreadable."""
     read_bytes = READ_BYTES + UPDATE_READ_BYTES * len(keys)
     try:

@@ -57,8 +57,7 @@ def _folded(collection: SilverCollection, batch: RowBatch, awaited: partial_upda
     rows = batch.resources.enter_context(partial_updates.folded(collection, awaited, batch))
     pending_deletes = batch.resources.enter_context(_finding_places(collection, rows, batch))
     texts = rows.select("after", F.col("__sequence").alias("sequence"), "__incomplete")
-    has_replaced = batch.partial < batch.counts.events
-    if has_replaced:  # the schema also covers documents that a later event of their key replaced
+    if batch.partial < batch.counts.events:  # the schema also covers documents that a later event of their key replaced
         events = evolve.looked_at(collection, batch.rows, batch.counts)
         replaced_texts = events.select("after", "sequence", F.lit(False).alias("__incomplete"))
         texts = replaced_texts.unionByName(texts)
@@ -66,8 +65,7 @@ def _folded(collection: SilverCollection, batch: RowBatch, awaited: partial_upda
     also = {"incomplete": "`__incomplete`"}
     evolution = evolve.evolve(collection, texts, also=also, events=batch.counts.events)
     # Reduced rows have the sequences of their last events, so the first one comes from the counts.
-    seen_at = evolution.seen_at if has_replaced else batch.counts.low
-    evolve.record(collection, replace(evolution, seen_at=seen_at), batch.number)
+    evolve.record(collection, replace(evolution, seen_at=batch.counts.low), batch.number)
     return replace(
         batch,
         rows=rows,

@@ -21,7 +21,7 @@ Small batches of plain events, and on few cores large ones too, skip these steps
 in this process, without a Spark query, by `STEPS` of its own, each of which takes a batch and returns the next one, too. If one of them
 finds an event that needs more, nothing is committed, and the batch goes through the steps above:
 
-    _read            the range's events, from bronze's files
+    _read            the range's events, from bronze's files; `_split` where some cannot be read, or wait in quarantine
     _reduced         partial updates are folded into documents, or mark their rows where documents are not kept; the last event of each
                      key is found
     _typed           the documents are typed by a schema that holds all of them; deletes that remove rows are stored meanwhile

@@ -34,7 +34,7 @@ from pipelines.gold import run as gold
 from pipelines.silver import run as silver
 from pipelines.spark import parallel
 from pipelines.spark import session as sparks
-from tests.harness import bronze_rows, layers
+from tests.harness import bronze_rows, layers, oracle
 
 
 class NeedsSpark(Exception):
@@ -304,6 +304,11 @@ class Hop:
     def run(self) -> None:
         self.silver()
         self.gold()
+
+    def facts(self) -> list[tuple[str, str]]:
+        """The quarantine's facts: tokens with reasons, in order of the events; the first fact of an event first."""
+        rows = oracle.read(self.layout.quarantine(bronze_rows.DB, "t").path or "").sort_by("offset").to_pylist()
+        return [(row["resume_token"], row["reason"]) for row in rows]
 
     def note_fact(self, key: object, reason: quarantine.Reason, *, to: int, events: int = 1) -> None:
         """Add facts about `events` events of the document to the quarantine."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from pyspark.sql import functions as F
 from cdc_core import errors
 from cdc_core.bronze import columns as bronze
 from cdc_core.bronze.batch_range import BatchRange
-from cdc_core.silver import quarantine
+from cdc_core.silver import quarantine, quarantine_split
 from cdc_core.tables import layout as tables
 from pipelines.bronze import log as bronze_table
 from pipelines.bronze import quarantine_table
@@ -92,10 +92,38 @@ def split(
     result = quarantine.split(
         frame(spark, rows), waiting=waiting or no_facts(spark), stored=documents(spark, *stored), to=to
     )
-    given = sorted((row.sequence or "", row.op) for row in result.events.collect())
+    given, facts = collected(result.events), collected(result.facts)
+    assert (given, facts) == here(rows, collected(waiting or no_facts(spark)), stored, to)
     numbers = {sequence(number): number for number in range(100)}
-    facts = sorted((row.resume_token, row.reason) for row in result.facts.collect())
-    return [(numbers.get(place, "mark"), op) for place, op in given], facts
+    return (
+        [(numbers.get(row["sequence"], "mark"), row["op"]) for row in given],
+        sorted((row["resume_token"], row["reason"]) for row in facts),
+    )
+
+
+def collected(rows: DataFrame) -> list[dict[str, Any]]:
+    return ordered(row.asDict(recursive=True) for row in rows.collect())
+
+
+def ordered(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    return sorted(rows, key=lambda row: (row["sequence"] or "", row["offset"], row.get("reason", "")))
+
+
+def here(
+    rows: Sequence[dict[str, Any]], waiting: Sequence[dict[str, Any]], stored: Sequence[tuple[str, str]], to: int
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """The same without Spark."""
+    events = pa.Table.from_pylist(list(rows), schema=bronze.SCHEMA)
+    held = pa.Table.from_pylist(list(waiting), schema=quarantine_split.SCHEMA)
+    found = quarantine_split.split(events, waiting=held, stored=lambda keys: dict(stored), to=to)
+    return (
+        (ordered(rows), [])
+        if found is None
+        else (
+            ordered(found.events.to_pylist()),
+            ordered(found.facts.to_pylist()),
+        )
+    )
 
 
 UNREADABLE = ("", "{", "[]", "5", "null", BROKEN, "{} x")
@@ -125,6 +153,48 @@ def test_reasons(spark: SparkSession) -> None:
     rows = [row | {"offset": number} for number, (row, _) in enumerate(JUDGED)]
     found = frame(spark, rows).select("offset", quarantine.reason().alias("reason")).orderBy("offset").collect()
     assert [row.reason for row in found] == [None if reason is None else reason.value for _, reason in JUDGED]
+    assert [quarantine_split.reason(row) for row, _ in JUDGED] == [reason for _, reason in JUDGED]
+
+
+def test_texts_are_read_as_by_spark(spark: SparkSession) -> None:
+    """Whatever happened to a text: where this process does not doubt, Spark's JSON reader agrees."""
+    rng = random.Random(5)
+    texts = [*UNREADABLE, r"""{"a":"\'"}""", *(damaged(rng) for _ in range(5000))]
+    doubts = [doubted(text) for text in texts]
+    rows = [event(number, "c", text=text) | {"before": text} for number, text in enumerate(texts)]
+    found = frame(spark, rows).select("offset", quarantine.reason().isNotNull().alias("is_bad")).orderBy("offset").collect()
+    judged = [(text, row.is_bad, doubt) for text, row, doubt in zip(texts, found, doubts, strict=True) if doubt is not None]
+    assert [(text, expected) for text, expected, is_bad in judged if is_bad != expected] == []
+    assert [doubts.count(doubt) > 500 for doubt in (True, False, None)] == [True] * 3
+
+
+def damaged(rng: random.Random) -> str:
+    """The text of a document, with some characters removed, replaced or inserted."""
+    text = rng.choice(DOCUMENTS)
+    for _ in range(rng.randrange(4)):
+        at = rng.randrange(len(text) + 1)
+        text = text[:at] + rng.choice(PIECES) + text[at + rng.randrange(3) :]
+    return text
+
+
+PIECES = (
+    *"{}[]:,\"'\\/ \n\t\x00\x1f\ufeff\u00a0_e.-+019é\U0001f600",
+    *("", "", "null", "tru", "NaN", "\\u", "\\ud800", "\\u00", "\\n", "/**/", "#", "1e", "0x1", "e5", "{}", "}}", '"a":'),
+)
+DOCUMENTS = (
+    "{}",
+    '{"_id":1}',
+    ' {"a" : [1.5, -2e10, {"b":null}] ,"c":true}',
+    '{"a":"x\\"y\\u0041\\\\","b":{"c":[]},"d":"it\'s"}',
+    '{"a":{"$numberLong":"5"},"a":"é","":[[],{}]}',
+)
+
+
+def doubted(text: str) -> bool | None:
+    try:
+        return quarantine_split.is_unreadable(text)
+    except quarantine_split.Doubtful:
+        return None
 
 
 def test_readable_events_pass(spark: SparkSession) -> None:
@@ -200,6 +270,7 @@ def test_an_unreadable_pre_image_is_left_out(spark: SparkSession) -> None:
     rows = [event(1, "d", before="{"), event(2, "c", key="2", text="{")]
     result = quarantine.split(frame(spark, rows), waiting=no_facts(spark), stored=documents(spark), to=1)
     assert [row.before for row in result.events.where("op = 'd'").collect()] == [None]
+    split(spark, rows)  # and the same without Spark
     facts = {(row.resume_token, row.before, row.reason) for row in result.facts.collect()}
     assert ("token-1", "{", Reason.UNREADABLE_BEFORE.value) in facts
     assert quarantine.held(result.facts).count() == 1
@@ -251,11 +322,46 @@ def test_ranges_agree_with_the_model(spark: SparkSession) -> None:
         waiting = quarantine.held(spark.createDataFrame(facts, quarantine.COLUMNS_DDL), before=low)
         stored = documents(spark)
         result = quarantine.split(frame(spark, rows[low:high]), waiting=waiting, stored=stored, to=high, keys=keys)
+        given, new_facts = collected(result.events), collected(result.facts)
+        assert (given, new_facts) == here(rows[low:high], collected(waiting), (), high)
         facts += result.facts.collect()
-        given = result.events.select("resume_token", F.length("sequence").alias("digits")).collect()
-        applied |= {row.resume_token for row in given if row.digits == 24}
+        applied |= {row["resume_token"] for row in given if len(row["sequence"]) == 24}
     held = quarantine.held(spark.createDataFrame(facts, quarantine.COLUMNS_DDL)).collect()
     assert (applied, {row.resume_token for row in held}) == model(rows)
+
+
+def test_any_range_is_split_as_by_sql(spark: SparkSession) -> None:
+    """Events that are delivered again, corrected or not, with equal places, without a key or a place, and beside rows of any state."""
+    rng = random.Random(7)
+    rows = [strange(rng, number) for number in range(600)]
+    stored = [(f"{key}", sequence(rng.randrange(200))) for key in range(0, 150, 2)]
+    facts: list[Any] = []
+    for low, high in ((0, 200), (200, 400), (400, 600), (400, 600)):
+        waiting = quarantine.held(spark.createDataFrame(facts, quarantine.COLUMNS_DDL), before=low)
+        result = quarantine.split(
+            frame(spark, rows[low:high]), waiting=waiting, stored=documents(spark, *stored), to=high, keys=None
+        )
+        new_facts = collected(result.facts)
+        assert (collected(result.events), new_facts) == here(rows[low:high], collected(waiting), stored, high)
+        facts += new_facts
+    assert {row["reason"] for row in facts} == {reason.value for reason in Reason}
+    with_holes = quarantine_split.with_holes(pa.Table.from_pylist(rows, schema=bronze.SCHEMA))
+    assert with_holes is not None
+    expected = collected(quarantine.readable(frame(spark, rows), with_holes=True))
+    assert ordered(with_holes.to_pylist()) == expected
+
+
+def strange(rng: random.Random, number: int) -> dict[str, Any]:
+    """Any event, of few documents; its place and its token may be those of another one."""
+    place = number // 3 - rng.choice((0, 0, 0, 1, 5, 60))
+    row = event(max(0, place), rng.choice("pppppucdrx"), key=rng.choice((None, *map(str, range(150)))))
+    row |= {"offset": number, "resume_token": f"token-{place}", "key": rng.choice((row["key"], str(place)))}
+    texts = ("{}", "{}", '{"a":1}', "{", None)
+    if row["updateDescription"] is None:
+        row |= {"after": rng.choice(texts), "before": rng.choice(texts)}
+    else:
+        row["updateDescription"] |= {name: rng.choice(texts) for name in ("updatedFields", "disambiguatedPaths")}
+    return row | ({"sequence": rng.choice((None, "5"))} if rng.random() < 0.05 else {})
 
 
 # Tables
@@ -312,6 +418,7 @@ def test_a_name_of_any_length_can_be_read(spark: SparkSession) -> None:
     broken = [event(number, "c", text=text[:-1]) for number, text in enumerate(texts, len(rows))]
     found = frame(spark, [*rows, *broken]).select("offset", quarantine.reason().alias("reason")).orderBy("offset").collect()
     assert [row.reason for row in found] == [None] * 9 + [Reason.UNREADABLE_AFTER.value] * 3
+    assert [quarantine_split.reason(row) for row in [*rows, *broken]] == [row.reason for row in found]
 
 
 def test_replay(spark: SparkSession, layout: tables.Layout, held: tables.Layout) -> None:
