@@ -1,12 +1,12 @@
 """Applies events to a history in this process, without the queries of `history.History`.
 
-For readable events, if this process can read the table's files. Everything else goes through the queries.
+If this process can read the table's files. Everything else goes through the queries.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -21,7 +21,7 @@ from cdc_core.bronze.collection_ends import Sweep, SweepCause
 from cdc_core.gold import versions
 from cdc_core.gold.versions import DocumentVersion
 from cdc_core.properties.source import FullUpdateType
-from cdc_core.silver import fold
+from cdc_core.silver import fold, quarantine_split
 from cdc_core.sql import table_columns
 from cdc_core.typed.decoding import without_collector
 from pipelines.bronze import collection_events, survey
@@ -107,15 +107,12 @@ class InProcess:
     def is_applied(self, history: History, range_: BatchRange, position: HistoryPosition) -> bool:
         """Apply the range's events, with this position; False if queries have to, with nothing committed."""
         live = _live(history)
-        events = None if live is None else _events(history, range_, position, limit=self.limit)
+        events = None if live is None else _events(history, range_, limit=self.limit)
         if live is None or events is None:
             return False
-        if not events.num_rows:
-            history.writer.mark(to=position.to, extra=position.of_the_same_rows(history.writer.metadata))
-            return True
         try:
-            return _is_written(history, live, events, range_.to, position)
-        except (OSError, pa.ArrowException, table_schema.NotReadable):
+            return any(_is_written(history, live, each, range_.to, position) for each in _readable(events))
+        except (OSError, pa.ArrowException, table_schema.NotReadable, quarantine_split.Doubtful):
             return False
 
     def is_swept(self, history: History, sweep: Sweep, position: HistoryPosition) -> bool:
@@ -141,8 +138,8 @@ def _live(history: History) -> LiveFiles | None:
     return None if any(each.path is None for each in history.added()) else history.writer.replaceable()
 
 
-def _events(history: History, range_: BatchRange, position: HistoryPosition, *, limit: int) -> pa.Table | None:
-    """The events of the range that make versions, in order; None if they are too many or too large, or one cannot be read."""
+def _events(history: History, range_: BatchRange, *, limit: int) -> pa.Table | None:
+    """The events of the range, in order; None if they are too many or too large, or this process cannot read them."""
     added = [each.path[0] for each in history.added() if each.path]
     columns = ("updateDescription", "before", *added)
     # Other collections' events are in the same files.
@@ -150,13 +147,22 @@ def _events(history: History, range_: BatchRange, position: HistoryPosition, *, 
     events = collection_events.in_order(
         history.spark, history.bronze, history.namespace, range_, columns, limit=row_limit, size_bytes=size_bytes
     )
-    if events is None or events.num_rows > limit:
-        return None
-    is_partial = collection_events.are_partial(events)
-    if not fold.are_readable(table_schema.as_array(events["updateDescription"]).filter(is_partial.combine_chunks())):
-        return None
-    if not collection_events.are_readable(events):
-        return None
+    return None if events is None or events.num_rows > limit else events
+
+
+def _readable(events: pa.Table) -> Iterator[pa.Table]:
+    """The events, and then, for which they could not be applied, with an unknown update for each that cannot be read. Raises `Doubtful`."""
+    is_partial = collection_events.are_partial(events).combine_chunks()
+    descriptions = table_schema.as_array(events["updateDescription"])
+    if collection_events.are_readable(events) and fold.are_readable(descriptions.filter(pc.fill_null(is_partial, False))):
+        yield events
+    events_with_holes = quarantine_split.with_holes(events)
+    if events_with_holes is not None:
+        yield events_with_holes
+
+
+def _wanted(history: History, events: pa.Table, position: HistoryPosition) -> pa.Table:
+    """The events that make versions."""
     if position.floor:  # after a drop the key belongs to another document
         events = events.filter(pc.greater_equal(events["sequence"], position.floor))
     if history.mode.keeps_row:
@@ -164,8 +170,12 @@ def _events(history: History, range_: BatchRange, position: HistoryPosition, *, 
     return events
 
 
-def _is_written(history: History, live: LiveFiles, events: pa.Table, number: int, position: HistoryPosition) -> bool:
+def _is_written(history: History, live: LiveFiles, all_events: pa.Table, number: int, position: HistoryPosition) -> bool:
     """Write the versions that the events make; False, or `NotReadable` raised, if queries have to, with nothing committed."""
+    events = _wanted(history, all_events, position)
+    if not events.num_rows:
+        history.writer.mark(to=position.to, extra=position.of_the_same_rows(history.writer.metadata))
+        return True
     stored_versions = _stored(live, events, folds=history.folds)
     if history.folds and _waits(events, stored_versions):
         return False

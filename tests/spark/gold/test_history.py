@@ -242,6 +242,7 @@ def test_a_column_of_add_fields_keeps_its_letters(spark: SparkSession, lakehouse
 
 
 @pytest.mark.usefixtures("silver_moves_on")
+@BY_QUERIES
 def test_what_cannot_be_read_leaves_versions_incomplete(spark: SparkSession, lakehouse: Path) -> None:
     """From an unreadable update on, versions are incomplete until the update is captured again in readable form."""
     hop = HistoryHop(spark, lakehouse, {"things": {"keep.document": True}})

@@ -181,14 +181,30 @@ def test_an_update_without_its_document_makes_an_incomplete_version(tmp_path: Pa
 
 
 @pytest.mark.parametrize(
+    "event",
+    [{"text": "{"}, {"text": "no document"}, {"text": '{"a":tru}'}, {"update": "{"}, {"op": "c"}],
+    ids=["cut off", "no document", "broken inside", "an update cut off", "without its document"],
+)
+def test_what_cannot_be_read_leaves_an_incomplete_version(tmp_path: Path, event: dict[str, Any]) -> None:
+    kept = Kept(tmp_path, **{"keep.document": True})
+    kept.bronze.append({"t": [change("c", 1, 10, a=1), change("c", 2, 10, a=1)]})
+    kept.lay_out()
+    nowhere = {"op": "x", "key": 2, "at": 20}
+    kept.bronze.append({"t": [{"op": "u", "key": 1, "at": 20} | event, change("u", 1, 30, a=2), nowhere]})
+    kept.lay_out()
+    assert kept.versions("a", "__incomplete") == [
+        ("1", 10, 20, 1, False),
+        ("1", 20, 30, 1, True),
+        ("1", 30, None, 2, False),
+        ("2", 10, 20, 1, False),
+        ("2", 20, None, 1, True),
+    ]
+
+
+@pytest.mark.parametrize(
     "events",
-    [
-        [{"op": "u", "key": 1, "at": 20, "text": "{"}],
-        [{"op": "u", "key": 1, "at": 20, "text": "no document"}],
-        [{"op": "u", "key": 1, "at": 20, "update": "{"}],
-        [change("r", 2, 15, a=1)],
-    ],
-    ids=["cut off", "no document", "an update cut off", "a document behind updates of it"],
+    [[{"op": "u", "key": 1, "at": 20, "text": "{'a':1}"}], [change("r", 2, 15, a=1)]],
+    ids=["a text that Spark may read", "a document behind updates of it"],
 )
 def test_what_is_for_queries_leaves_the_table_as_it_is(tmp_path: Path, events: Sequence[dict[str, Any]]) -> None:
     kept = Kept(tmp_path, **{"keep.document": True})
