@@ -348,7 +348,8 @@ def test_a_long_span_whose_first_range_is_sparks_is_sparks(
     monkeypatch.setattr(collection_events, "PORTION_EVENTS", 2)
     monkeypatch.setattr(in_process, "MANY_EVENTS", 2)
     spark_reads = '{"_id":0,"n":0,"text":"\\ud800"}'
-    texts = [spark_reads, *(f'{{"_id":{key},"n":{key}}}' for key in (1, 2, 3, 0, 1))]
+    others = [f'{{"_id":{key},"n":{key}}}' for key in (1, 2, 3, 1)]
+    texts = [spark_reads, *others[:3], spark_reads, *others[3:]]
     for at, text in enumerate(texts):
         hop.bronze.append({"t": [{"op": "u", "key": int(text[7]), "at": 20 + at, "text": text}]})
     before, version = by_process["silver"], hop.silver().collections[0].version
