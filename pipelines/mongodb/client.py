@@ -36,7 +36,8 @@ def client(uri: str, *, is_known: bool = False, **options: Any) -> pymongo.Mongo
         with warnings.catch_warnings(record=True) as driver_warnings:  # The driver's warnings quote the values.
             warnings.simplefilter("always")
             mongo_client: pymongo.MongoClient[dict[str, Any]] = pymongo.MongoClient(uri, **{"appname": APP_NAME, **options})
-        if driver_warnings:
+        # Another thread's warnings are recorded too, such as that of a file which was never closed.
+        if any(issubclass(each.category, UserWarning) for each in driver_warnings):
             _warn_of_ignored(left_out(uri))
         # The host exists: from now on, a failed lookup of its name is an outage.
         _looked_up.add(_host(uri))

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import pickle
+import warnings
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pymongo
 import pytest
 from dns import resolver
 from pymongo import errors as driver
@@ -281,3 +283,20 @@ def test_options_of_the_connection_string_may_stand_between_semicolons() -> None
     assert mongodb.left_out("mongodb://h/?replicaSet=rs;unheardOf=1") == ("unheardOf",)
     there = "tls=true&tlsCAFile=/other.pem&serverSelectionTimeoutMS=7&unheardOf=1"
     assert mongodb.direct_uri(uri, "one:1") == f"mongodb://one:1/?{there}"
+
+
+def test_a_warning_about_something_else_names_no_option(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Python's warnings are recorded from every thread; only those of the driver about an option are told."""
+    made, others = pymongo.MongoClient, [ResourceWarning("unclosed file"), UserWarning("unknown option")]
+    mongodb._warn_of_ignored.cache_clear()
+
+    def warning(uri: str, **given: Any) -> Any:
+        warnings.warn(others.pop(0), stacklevel=1)
+        return made(uri, connect=False, **given)
+
+    monkeypatch.setattr(pymongo, "MongoClient", warning)
+    for told in (0, 1):
+        mongodb.client("mongodb://h/").close()
+        assert len(caplog.messages) == told
