@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import enum
 import functools
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -34,7 +35,10 @@ MAX_FIELDS = 1000
 """Maximum fields of one nested document. With more at first sight it becomes a MAP; fields that appear later are rescued."""
 
 MANY_FIELDS = 100
-"""Fields of a nested document, of which more that appear later may be data: the keys of a map."""
+"""Fields of a nested document. More that appear later may be data: the keys of a map. More at first sight, with names like `DATA_NAME`, are."""
+
+DATA_NAME = re.compile(r"[0-9]|[0-9A-Fa-f-]{16,}\Z|[^/@:]*[/@:]")
+"""A name that hardly anyone gives to a field: a number, a date, a version, a digest, a UUID, a path, an address, a URL."""
 
 MAX_COLUMNS = 10_000
 """Maximum columns of one table, counting nested fields; further fields are rescued."""
@@ -214,8 +218,7 @@ class _Join:
         return None if type_ is None else Array(type_)
 
     def _document(self, shape: Shape, path: tuple[str, ...], depth: int) -> ColumnType | None:
-        # So many names at once are data used as keys (ids, dates); as columns they would grow without limit.
-        if sum(bool(field_shape.kinds) for field_shape in shape.fields.values()) > MAX_FIELDS:
+        if self._is_map(shape, path):
             return self._map(shape, path, depth)
         fields: list[Field] = []
         used_names = column_names.UsedNames()
@@ -224,6 +227,19 @@ class _Join:
             if type_ is not None:
                 fields.append(Field(name, column_names.nested(name, used_names=used_names, naming=self.naming), type_))
         return Struct(tuple(fields)) if fields else None
+
+    def _is_map(self, shape: Shape, path: tuple[str, ...]) -> bool:
+        """Whether the names are data used as keys (ids, dates), which would become columns without limit."""
+        if len(shape.fields) <= MANY_FIELDS:
+            return False
+        names = [name for name, field_shape in shape.fields.items() if field_shape.kinds]
+        if len(names) > MAX_FIELDS:
+            return True
+        below = len(path)
+        if any(pinned[:below] == path and pinned[below : below + 1] not in ((), ("*",)) for pinned in self.pins):
+            return False
+        # Counted, and not a share: what looks like a map must still be one after more documents.
+        return sum(1 for name in names if DATA_NAME.match(name)) > MANY_FIELDS
 
     def _map(self, shape: Shape, path: tuple[str, ...], depth: int) -> ColumnType | None:
         value = self._quiet().fresh(values(shape), (*path, "*"), depth=depth + 1)

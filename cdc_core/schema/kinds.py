@@ -106,6 +106,16 @@ def _kind_of_object(value: Mapping[str, Any]) -> Kind:
     return Kind.DOCUMENT
 
 
+def holds_something(value: Any) -> bool:
+    """Whether a column could hold the value or a part of it: what `Shape.see` returns, without looking at all of it."""
+    value_kind = kind(value)
+    if value_kind is Kind.DOCUMENT:
+        return any(map(holds_something, value.values()))
+    if value_kind is Kind.ARRAY:
+        return any(map(holds_something, value))
+    return value_kind not in NOTHING
+
+
 def laid_out(value: Any, values: FieldValues) -> Any:
     """The value with `array.encoding` and the other options of `FieldValues` applied at every depth."""
     if values.are_kept:

@@ -21,7 +21,6 @@ from cdc_core.schema import cast, kinds
 from cdc_core.schema.column_types import ELEMENT, VALUE, Array, ColumnType, Field, Map, Steps, Struct
 from cdc_core.schema.kinds import Kind
 from cdc_core.schema.pins import Pins, widens
-from cdc_core.schema.shape import Shape
 from cdc_core.typed import exact
 from cdc_core.typed.lessons import NAMEABLE, Lesson, Lessons
 from cdc_core.typed.readers import (
@@ -199,7 +198,7 @@ class DocumentReader(ColumnReader):
                 continue
             row, path = where(number)
             findings.rescue(row, path, cast.ejson(value))
-            if Shape().see(value, ""):
+            if kinds.holds_something(value):
                 findings.new.add(row)
 
 

@@ -217,6 +217,17 @@ def test_dates_have_the_range_of_spark() -> None:
         assert cast.cast(value, Scalar.TIMESTAMP, path="d") == (None, rescued)
 
 
+NOTHING_AT_ALL = [None, {}, [], {"a": {}}, {"a": [None, {"b": []}]}, [[], {"c": None}], {"$undefined": True}]
+
+
+@pytest.mark.parametrize(
+    "value", [*NOTHING_AT_ALL, 0, "", {"a": {}, "b": 0}, [None, [False]], {"$oid": "0" * 24}, *DOCUMENTS]
+)
+def test_something_is_seen_at_its_first_sign(value: Any) -> None:
+    """What a column could hold is found as by looking at all of the value."""
+    assert kinds.holds_something(value) == Shape().see(value, "") == (value not in NOTHING_AT_ALL)
+
+
 def test_deep_documents_end_in_text() -> None:
     """Below the maximum depth a document becomes its JSON text."""
     document: Any = 1
@@ -236,6 +247,46 @@ def test_a_document_of_many_fields_is_a_map() -> None:
     document = {"_id": 1, "m": {f"k{number}": number for number in range(evolution.MAX_FIELDS + 1)}}
     assert joined([document]).fields[1].type == Map(Scalar.INT)
     assert len(joined([{f"k{number}": number for number in range(5000)}]).columns) == 5000
+
+
+DATA_NAMES = {
+    "digests": "a{0:031x}",
+    "numbers": "{0}",
+    "versions": "{0}.1",
+    "paths": "src/file{0}.py",
+    "addresses": "a{0}@example.org",
+    "uuids": "abcdef00-0000-4000-8000-{0:012d}",
+    "urls": "urn:a{0}",
+}
+
+
+@pytest.mark.parametrize("pattern", DATA_NAMES.values(), ids=DATA_NAMES)
+def test_a_document_with_data_as_names_is_a_map(pattern: str) -> None:
+    """Far fewer fields make a MAP where their names are no names of fields."""
+    count = evolution.MANY_FIELDS + 1
+    document = {"_id": 1, "m": {pattern.format(number): {"a": number} for number in range(count)}}
+    assert joined([document]).fields[1].type == Map(struct_of({"a": 1}))
+    few = {"_id": 1, "m": {pattern.format(number): {"a": number} for number in range(count - 1)}}
+    assert len(struct_of(few["m"]).fields) == count - 1
+
+
+@pytest.mark.parametrize("pattern", ["k{0}", "_{0}", "question {0}", "line_{0}.city"])
+def test_many_fields_with_names_stay_columns(pattern: str) -> None:
+    """Numbered fields, indexes of an array that is laid out as a document, and names with spaces or with single dots are fields."""
+    fields = {pattern.format(number): number for number in range(evolution.MANY_FIELDS + 1)}
+    assert len(struct_of(fields).fields) == len(fields)
+
+
+def test_a_pin_below_a_name_keeps_columns() -> None:
+    """Whoever pins the type of one field means columns, not a MAP."""
+    document = {"_id": 1, "m": {f"{number}": number for number in range(evolution.MANY_FIELDS + 1)}}
+    assert isinstance(joined([document], pins=parse_pins({"m.7": "bigint"})).fields[1].type, column_types.Struct)
+    assert joined([document], pins=parse_pins({"m.*": "bigint"})).fields[1].type == Map(Scalar.BIGINT)
+
+
+def struct_of(document: Any) -> Any:
+    """The type of a nested document."""
+    return joined([{"_id": 1, "m": document}]).fields[1].type
 
 
 def test_fields_beyond_the_limit_are_rescued() -> None:
