@@ -154,7 +154,7 @@ class Decoder:
         values = self.schema.naming.values
         if self.schema.fields and (values.are_kept or not _holds_array(self.schema.struct)):
             self.sparse |= self._lessons.unnameable(self._typed)
-            builder = ReaderBuilder(self.pins, self._lessons, values, self.sparse)
+            builder = ReaderBuilder(self.schema, self.pins, self._lessons, self.sparse)
             self._root = builder.document(self.schema.struct, (), ())
             self._dense = {place: reader for place, reader in builder.documents.items() if place not in self.sparse}
             self._decode = msgspec.json.Decoder(self._root.decoded).decode

@@ -16,9 +16,9 @@ import msgspec
 import pyarrow as pa
 
 from cdc_core.extended_json.wrappers import escape_key, unescape_key
-from cdc_core.properties.unwrap import FieldValues
-from cdc_core.schema import cast, kinds
+from cdc_core.schema import cast, evolution, kinds
 from cdc_core.schema.column_types import ELEMENT, VALUE, Array, ColumnType, Field, Map, Steps, Struct
+from cdc_core.schema.document_schema import DocumentSchema
 from cdc_core.schema.kinds import Kind
 from cdc_core.schema.pins import Pins, widens
 from cdc_core.typed import exact
@@ -57,7 +57,7 @@ class DocumentReader(ColumnReader):
     """A document: known fields have readers; learned keys have none, and their values are rescued.
 
     A field whose key a struct cannot have has no reader either: documents with it are refused. `strangers` are the
-    learned keys, each with whether the settings pin a type at or below it.
+    learned keys, each with whether the settings pin a type at or below it. `is_full`: there is no room for more fields, so that none is new.
     """
 
     struct: type[Any]
@@ -69,9 +69,11 @@ class DocumentReader(ColumnReader):
         readers: list[tuple[str, ColumnReader] | None],
         strangers: Mapping[str, bool],
         is_due: bool = False,
+        is_full: bool = False,
     ) -> None:
         self.type: Struct = type_
         self.is_due = is_due
+        self._is_full = is_full
         self._strangers = strangers
         self._readers = readers
         self.decoded = self._decoded([reader for reader in readers if reader is not None])
@@ -185,7 +187,7 @@ class DocumentReader(ColumnReader):
         """Rescues the values of a learned key, at their places `where`."""
         if not classes - {NoneType}:
             return
-        if self._strangers[key]:
+        if self._strangers[key] and not self._is_full:
             self._note_due(values, where, findings)
         for number, value in enumerate(values):
             if value is None:
@@ -198,7 +200,7 @@ class DocumentReader(ColumnReader):
                 continue
             row, path = where(number)
             findings.rescue(row, path, cast.ejson(value))
-            if kinds.holds_something(value):
+            if not self._is_full and kinds.holds_something(value):
                 findings.new.add(row)
 
 
@@ -294,10 +296,11 @@ class ReaderBuilder:
     `documents` are the document readers by place.
     """
 
-    def __init__(self, pins: Pins, lessons: Lessons, values: FieldValues, sparse: Collection[Steps] = ()) -> None:
+    def __init__(self, schema: DocumentSchema, pins: Pins, lessons: Lessons, sparse: Collection[Steps] = ()) -> None:
+        self._has_room = evolution.leaf_count(schema.struct) < evolution.MAX_COLUMNS
         self._pins = pins
         self._lessons = lessons
-        self._values = values
+        self._values = schema.naming.values
         self._sparse = sparse
         self.documents: dict[Steps, DocumentReader] = {}
 
@@ -335,7 +338,8 @@ class ReaderBuilder:
             if name not in type_.by_name and (is_sparse or NAMEABLE.fullmatch(key))
         }
         reader_class = SparseReader if is_sparse else DocumentReader
-        self.documents[place] = reader_class(type_, readers, strangers, is_due)
+        is_full = not self._has_room or (bool(path) and len(type_.fields) >= evolution.MAX_FIELDS)
+        self.documents[place] = reader_class(type_, readers, strangers, is_due, is_full)
         return self.documents[place]
 
     def _may_be_pinned(self, path: tuple[str, ...]) -> bool:

@@ -450,6 +450,20 @@ def test_a_decoder_learns_also_after_ten_thousand_refused_documents() -> None:
     assert decoder.typed(texts).exact == 0
 
 
+@pytest.mark.parametrize("limit", ["MAX_FIELDS", "MAX_COLUMNS"])
+def test_a_field_without_room_does_not_count_as_new(monkeypatch: pytest.MonkeyPatch, limit: str) -> None:
+    """It changes no schema: documents that have it need no second look. A value that widens a column still counts."""
+    schema = evolution.join(document_schema.EMPTY, observe({"_id": 1, "in": {"a": 1, "b": "x"}}))[0]
+    monkeypatch.setattr(evolution, limit, evolution.leaf_count(schema.struct) - (limit == "MAX_FIELDS"))
+    decoder = decoding.Decoder(schema)
+    texts = pa.array([f'{{"_id":{number},"in":{{"a":1,"b":"x","beyond":{number}}}}}' for number in range(500)])
+    decoder.typed(texts)
+    typed = decoder.typed(texts)
+    assert (typed.exact, typed.new.true_count) == (0, 0)
+    assert typed.rows.to_pylist() == exact.rows(texts, schema).to_pylist()
+    assert decoder.typed(pa.array(['{"_id":1,"in":{"a":2.5,"b":"x","beyond":1}}'])).new.true_count == 1
+
+
 def test_a_name_that_is_repeated_many_times_is_numbered_from_its_last_number() -> None:
     """A faulty writer may repeat a field in each of many thousand subdocuments: counted from the first one each time, a single document would
     stop its collection for hours. A field whose own name is such a number keeps it.
