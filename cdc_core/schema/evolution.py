@@ -230,11 +230,9 @@ class _Join:
 
     def _is_map(self, shape: Shape, path: tuple[str, ...]) -> bool:
         """Whether the names are data used as keys (ids, dates), which would become columns without limit."""
-        if len(shape.fields) <= MANY_FIELDS:
-            return False
         names = [name for name, field_shape in shape.fields.items() if field_shape.kinds]
-        if len(names) > MAX_FIELDS:
-            return True
+        if not MANY_FIELDS < len(names) <= MAX_FIELDS:
+            return len(names) > MAX_FIELDS
         below = len(path)
         if any(pinned[:below] == path and pinned[below : below + 1] not in ((), ("*",)) for pinned in self.pins):
             return False
