@@ -237,7 +237,7 @@ class _Join:
         if any(pinned[:below] == path and pinned[below : below + 1] not in ((), ("*",)) for pinned in self.pins):
             return False
         # Counted, and not a share: what looks like a map must still be one after more documents.
-        return sum(1 for name in names if DATA_NAME.match(name)) > MANY_FIELDS
+        return sum(1 for name in names if DATA_NAME.match(name)) > MANY_FIELDS and _are_alike(values(shape))
 
     def _map(self, shape: Shape, path: tuple[str, ...], depth: int) -> ColumnType | None:
         value = self._quiet().fresh(values(shape), (*path, "*"), depth=depth + 1)
@@ -339,6 +339,14 @@ def _common(kinds: Sequence[Kind]) -> ColumnType:
     if NUMBERS.issuperset(kinds):
         return Scalar.BIGINT if DOUBLES.isdisjoint(kinds) else Scalar.DOUBLE
     return Scalar.TEXT
+
+
+def _are_alike(shape: Shape) -> bool:
+    """Whether one type other than TEXT holds all values: the merged shape `values` of a document's fields."""
+    present_kinds = shape.kinds.keys() - NOTHING
+    if present_kinds & {Kind.DOCUMENT, Kind.ARRAY}:
+        return len(present_kinds) == 1
+    return _common([*present_kinds]) is not Scalar.TEXT
 
 
 def _absorbed(type_: ColumnType, group: Iterable[Kind]) -> ColumnType:

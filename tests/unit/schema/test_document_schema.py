@@ -277,6 +277,14 @@ def test_many_fields_with_names_stay_columns(pattern: str) -> None:
     assert len(struct_of(fields).fields) == len(fields)
 
 
+@pytest.mark.parametrize("other", ["x", {"a": 1}, [1]])
+def test_data_as_names_with_values_of_several_types_stay_columns(other: Any) -> None:
+    """In a MAP they would all be texts; numbers of several types are numbers."""
+    fields: dict[str, Any] = {f"{number}": number for number in range(evolution.MANY_FIELDS + 1)}
+    assert struct_of({**fields, "x": {"$numberLong": "7"}, "y": None}) == Map(Scalar.BIGINT)
+    assert isinstance(struct_of({**fields, "x": other}), column_types.Struct)
+
+
 def test_a_pin_below_a_name_keeps_columns() -> None:
     """Whoever pins the type of one field means columns, not a MAP."""
     document = {"_id": 1, "m": {f"{number}": number for number in range(evolution.MANY_FIELDS + 1)}}
