@@ -8,7 +8,7 @@ import re
 import ssl
 import threading
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pymongo
@@ -188,13 +188,30 @@ def pinned(connection: pymongo.MongoClient[Any], preference: Any) -> pymongo.Mon
     return _direct(connection, hello.get("me") or "{}:{}".format(*sorted(connection.nodes)[0]))
 
 
-def _direct(connection: pymongo.MongoClient[Any], host: str) -> pymongo.MongoClient[Any]:
+SEED_TIMEOUT_MS = 2000
+
+
+def seeds(connection: pymongo.MongoClient[Any]) -> Iterator[pymongo.MongoClient[Any]]:
+    """A client of each server that the connection string names, whatever replica set it is of; closed after its turn.
+
+    It waits no longer than `SEED_TIMEOUT_MS` for its server.
+    """
+    for host, port in sorted(connection._seeds):
+        server = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        client = _direct(connection, server, serverSelectionTimeoutMS=SEED_TIMEOUT_MS)
+        try:
+            yield client
+        finally:
+            close(client)
+
+
+def _direct(connection: pymongo.MongoClient[Any], host: str, **own: Any) -> pymongo.MongoClient[Any]:
     """A client of one server with the options of another client: credentials, TLS and timeouts, also of its connection string."""
     # Uses private attributes of the driver, which cannot copy a client.
     arguments = dict(connection._init_kwargs)
     uri = arguments.pop("host", None)
     uri = uri[0] if isinstance(uri, (list, tuple)) and uri else uri
-    options = {name: value for name, value in arguments.items() if name not in ("port", *_OF_A_SET)}
+    options = {name: value for name, value in arguments.items() if name not in ("port", *_OF_A_SET)} | own
     client_options = connection.options
     if isinstance(uri, str) and uri.startswith("mongodb+srv://"):
         # A mongodb:// address: TLS and authSource, which the SRV and TXT records set, must be options.

@@ -10,6 +10,7 @@ from bson.timestamp import Timestamp
 from pymongo import errors as driver
 
 from cdc_core import errors
+from pipelines.mongodb import client as mongodb
 from pipelines.mongodb import failures as mongodb_failures
 
 
@@ -27,10 +28,18 @@ class ServerInfo(NamedTuple):
 
 
 def server_info(connection: pymongo.MongoClient[Any]) -> ServerInfo:
-    """The server's version and kind; raises `SourceUnreachable` or `AccessRefused`."""
-    with mongodb_failures.translating("connecting to MongoDB"):
-        hello = connection.admin.command("hello")
-        build = connection.admin.command("buildInfo")
+    """The server's version and kind; raises `SourceUnreachable` or `AccessRefused`.
+
+    Raises `SourceUnsuitable` if all servers of the connection string answer, and none is of its `replicaSet`.
+    """
+    try:
+        with mongodb_failures.translating("connecting to MongoDB"):
+            hello = connection.admin.command("hello")
+            build = connection.admin.command("buildInfo")
+    except errors.SourceUnreachable:
+        # The driver leaves out servers that are not of the set, so to it they are as if they did not answer.
+        _refuse_other_sets(connection)
+        raise
     return ServerInfo(
         tuple(int(part) for part in build["versionArray"]),
         hello.get("msg") == "isdbgrid",
@@ -38,13 +47,39 @@ def server_info(connection: pymongo.MongoClient[Any]) -> ServerInfo:
     )
 
 
+def _refuse_other_sets(connection: pymongo.MongoClient[Any]) -> None:
+    """Raise `SourceUnsuitable` if all servers of the connection string answer, and none is of its `replicaSet`."""
+    wanted = connection.options.replica_set_name
+    if wanted is None:
+        return
+    hello: dict[str, Any] = {}
+    try:
+        for server in mongodb.seeds(connection):
+            hello = server.admin.command("hello")
+            # Without a name, but started with --replSet: it may not have read its configuration yet.
+            if hello.get("setName") == wanted or hello.get("isreplicaset"):
+                return
+    except driver.PyMongoError:
+        return
+    if "setName" not in hello and hello.get("msg") != "isdbgrid":
+        raise _standalone()
+    found = f"is of the replica set {hello['setName']}" if "setName" in hello else "is a mongos"
+    raise errors.SourceUnsuitable(
+        f"connecting to MongoDB: the server {found}, and replicaSet in the connection string is {wanted}; correct it or leave it out"
+    )
+
+
+def _standalone() -> errors.SourceUnsuitable:
+    return errors.SourceUnsuitable(
+        "connecting to MongoDB: this server is not a replica set, which change streams need; start mongod with "
+        "--replSet and run rs.initiate(), or connect to the replica set"
+    )
+
+
 def check_suitable(info: ServerInfo) -> None:
     """Raise `SourceUnsuitable` for a standalone server, or one older than MongoDB 6.0."""
     if not (info.replica_set or info.is_sharded):
-        raise errors.SourceUnsuitable(
-            "connecting to MongoDB: this server is not a replica set, which change streams need; start mongod with "
-            "--replSet and run rs.initiate(), or connect to the replica set"
-        )
+        raise _standalone()
     if info.version < (6, 0):
         raise errors.SourceUnsuitable(
             f"connecting to MongoDB: the server has version {info.text}; mongo-medallion needs 6.0 or later"

@@ -214,8 +214,20 @@ def standalone(tmp_path: Path) -> Iterator[str]:
 
 def test_a_server_that_is_no_replica_set_is_unsuitable(checked: Checked, standalone: str) -> None:
     """Change streams need a replica set: exit code 3, and the message names the server's option."""
-    (finding,) = _wrong(checked(standalone))
-    assert isinstance(finding.error, errors.SourceUnsuitable) and "replSet" in finding.found
+    named = f"{standalone}?replicaSet=rs0"
+    for uri in (standalone, named):
+        (finding,) = _wrong(checked(uri, mongodb_server_selection_timeout_ms="1000"))
+        assert isinstance(finding.error, errors.SourceUnsuitable) and "replSet" in finding.found
+
+
+def test_a_server_of_another_replica_set_is_unsuitable(checked: Checked, mongodb_uri: str) -> None:
+    """A wrong `replicaSet` is not temporary: exit code 3, and the message has both names. A server that does not answer may be of it."""
+    uri, name = mongodb_uri.partition("?")[0], embedded_mongodb.REPLICA_SET
+    (finding,) = _wrong(checked(f"{uri}?replicaSet=rs0", mongodb_server_selection_timeout_ms="1000"))
+    assert isinstance(finding.error, errors.SourceUnsuitable) and name in finding.found and "rs0" in finding.found
+    beside_another = uri.removesuffix("/") + f",127.0.0.1:{embedded_mongodb._free_port()}/?replicaSet=rs0"
+    (finding,) = _wrong(checked(beside_another, mongodb_server_selection_timeout_ms="1000"))
+    assert isinstance(finding.error, errors.SourceUnreachable)
 
 
 def test_rights_and_passwords(checked: Checked, protected_mongodb: embedded_mongodb.EmbeddedMongoDB) -> None:
