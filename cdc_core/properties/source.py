@@ -372,7 +372,10 @@ class Source:
 
     # Commits and bounds
     max_batch_size: int = _property(
-        values.Integer(1), 100_000, "Maximum number of events in one commit.", debezium_default="2048"
+        values.Integer(1),
+        100_000,
+        "Maximum number of events of the stream in one commit. A chunk of a snapshot is limited by commit.max.bytes.",
+        debezium_default="2048",
     )
     commit_max_bytes: int = _property(
         # Arrow's `take` is limited to 2 GiB per column, and the text of a document may be several times as large as its BSON.
