@@ -338,8 +338,16 @@ def _unwatchable(collection: catalog.SourceCollection, *, is_named: bool) -> Fin
 
 
 def _names_meet(checked: CheckedSource) -> Iterator[Finding]:
-    for message in deployment.same_tables(delta.layout(checked.settings.lakehouse), _captured(checked)):
+    layout, captured = delta.layout(checked.settings.lakehouse), _captured(checked)
+    for message in deployment.same_tables(layout, captured):
         yield Finding("names", CheckVerdict.WRONG, message, deployment.APART, errors.SourceUnsuitable())
+    owners = {layout.gold(each.db, each.name).key: each.namespace for each in captured}
+    for each in captured:
+        owner = owners.get(layout.history(each.db, each.name).key)
+        if owner and checked.settings.silver.for_collection(each.namespace).history:
+            message = f"the history of {each.namespace} would be in the same place as the table of the collection {owner}"
+            mend = "remove one of them from the include list, or switch history off"
+            yield Finding("names", CheckVerdict.WRONG, message, mend, errors.SourceUnsuitable())
 
 
 def _stream(checked: CheckedSource) -> Iterator[Finding]:

@@ -78,6 +78,24 @@ def test_a_view_that_is_named_is_refused_by_name(
     assert [each.verdict for each in met["collections"]] == [CheckVerdict.WARNING, CheckVerdict.FINE]
 
 
+def test_a_history_in_the_place_of_a_collection_is_found(
+    database: Database[dict[str, Any]], mongodb_uri: str, tmp_path: Path
+) -> None:
+    """The history of `orders` would be the table of a collection `orders_history`: gold would fail long after the capture began."""
+    for name in ("orders", "orders_history"):
+        database[name].insert_one({"_id": 1})
+    source = {"mongodb.connection.string": mongodb_uri, "database.include.list": database.name}
+    document = {"name": "checked", "lakehouse": {"root": str(tmp_path)}, "source": source}
+
+    def wrong(*namespaces: str) -> list[str]:
+        silver = {"collections": {namespace: {"history": True} for namespace in namespaces}}
+        return [each.found for each in check.run(settings.parse({**document, "silver": silver})) if each.error]
+
+    assert wrong(f"{database.name}.orders_history") == []
+    (message,) = wrong(f"{database.name}.orders")
+    assert f"the history of {database.name}.orders" in message and f"{database.name}.orders_history" in message
+
+
 def test_a_time_series_collection_is_refused_by_name(
     checked: Checked, database: Database[dict[str, Any]], mongodb_uri: str
 ) -> None:
