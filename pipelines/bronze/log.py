@@ -228,6 +228,7 @@ def read_position(spark: SparkSession, table: tables.TableRef) -> BronzePosition
     last_rows = _last_rows(spark, table)
     if last_rows is not None:
         return _position(last_rows)
+    delta.check_ours(spark, table)
     batch = spark.sql(f"SELECT max(batch) AS batch FROM {table}").collect()[0].batch
     if batch is None:
         return None
@@ -295,6 +296,7 @@ def newest(spark: SparkSession, table: tables.TableRef) -> BronzeHead:
     commit = table_history.last_commit(spark, table)
     rows = _last_rows(spark, table)
     if rows is None:
+        delta.check_ours(spark, table)
         batch = spark.sql(f"SELECT max(batch) AS batch FROM {table}").collect()[0].batch or 0
     else:
         position = _position(rows)

@@ -193,8 +193,11 @@ def has_columns_of(schema: DocumentSchema, columns: StructType) -> bool:
 def newest(
     spark: SparkSession, table: tables.TableRef, options: CollectionSettings, *, silver: tables.TableRef
 ) -> TableVersion:
-    """The table as it is now; `silver` is its collection's silver table, whose commits name the columns that settings added."""
-    if not delta.exists(spark, table):
+    """The table as it is now; `silver` is its collection's silver table, whose commits name the columns that settings added.
+
+    Raises `TableNotOurs`.
+    """
+    if delta.found(spark, table) is None:
         return TableVersion(spark, table, None, options)
     version = table_history.version(spark, table)
     return TableVersion(spark, table, version, options, registry.silver_position(spark, silver).added)
