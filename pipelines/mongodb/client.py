@@ -218,7 +218,9 @@ def _direct(connection: pymongo.MongoClient[Any], host: str, **own: Any) -> pymo
         options.setdefault("tls", client_options.pool_options._ssl_context is not None)
     if client_options.pool_options._credentials is not None and client_options.pool_options._credentials.source:
         options.setdefault("authSource", client_options.pool_options._credentials.source)
-    return pymongo.MongoClient(direct_uri(uri if isinstance(uri, str) else "", host), directConnection=True, **options)
+    with warnings.catch_warnings():  # They quote values, and `client` has told the options.
+        warnings.simplefilter("ignore")
+        return pymongo.MongoClient(direct_uri(uri if isinstance(uri, str) else "", host), directConnection=True, **options)
 
 
 _OF_A_SET = (
