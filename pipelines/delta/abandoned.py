@@ -33,13 +33,13 @@ NAMED_WITHIN_MS = 60_000
 def clear(spark: SparkSession, table: tables.TableRef, location: str | None) -> bool:
     """Remove the remains of a CREATE TABLE at `location`, a path or URL; false where a person has to decide.
 
-    Without a commit, removes hidden files and empty folders, including a store's markers of folders. A catalog's table is committed before
-    it is in the catalog: its folder is removed where it has only an old first commit of this project, and no rows.
+    Without a commit, removes hidden files and empty folders, including a store's markers of folders; other files stay, and are for a
+    person. A catalog's table is committed before it is in the catalog: its folder is removed where it has only an old first commit of
+    this project, and no rows.
     """
     folder = local_log.folder(table)
     if folder is not None and table.path is not None:
-        _clear_local(folder)
-        return True
+        return _clear_local(folder)
     if location is None:
         return True
     if not sparks.is_classic(spark) or sparks.is_databricks():
@@ -65,13 +65,20 @@ def left(table: tables.TableRef, location: str | None) -> errors.DecisionNeeded:
     )
 
 
-def _clear_local(folder: Path) -> None:
+def _clear_local(folder: Path) -> bool:
     log = folder / LOG
     for file in log.glob(".*"):
         file.unlink(missing_ok=True)
     for path in (*log.glob("*"), log, folder):
         with contextlib.suppress(OSError):
             path.rmdir()
+    if local_log.exists(folder):
+        return True  # created meanwhile
+    try:
+        # A CREATE TABLE makes nothing but the log: the rest is of another program.
+        return all(each.name == LOG for each in folder.iterdir())
+    except OSError:
+        return True
 
 
 class _Folder:
