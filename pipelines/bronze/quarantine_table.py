@@ -75,7 +75,7 @@ def append(spark: SparkSession, table: tables.TableRef, facts: pa.Table) -> None
 
 def count(spark: SparkSession, table: tables.TableRef) -> int:
     """The number of events that a collection's quarantine holds."""
-    if not delta.exists(spark, table):
+    if delta.found(spark, table) is None:
         return 0
     held_events = HeldEvents.of(spark, table)
     number = None if held_events is None else held_events.count()
@@ -267,7 +267,7 @@ def dismiss(spark: SparkSession, table: tables.TableRef, *, before_ms: int, appl
 
 def _waiting(spark: SparkSession, table: tables.TableRef, keys: DataFrame, *, before: int) -> DataFrame | None:
     """The held events of these documents; None without a quarantine. A range cannot release those of other documents."""
-    if not delta.exists(spark, table):
+    if delta.found(spark, table) is None:
         return None
     facts = spark.table(str(table)).join(keys, F.col("key") == F.col("__key"), "left_semi")
     return quarantine_rules.held(facts, before=before)

@@ -458,7 +458,7 @@ def read(spark: SparkSession, settings: Settings) -> list[Cut]:
     """The pipeline's cuts, newest first; a cut that was made again is listed once, as it was made last."""
     layout = delta.layout(settings.lakehouse)
     table = layout.ops("cuts")
-    if not delta.exists(spark, table):
+    if delta.found(spark, table) is None:
         return []
     # A cut that was made again has the same name: `made_ms` distinguishes the rows.
     by_cut: dict[tuple[int, str], list[dict[str, Any]]] = {}

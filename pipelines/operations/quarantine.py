@@ -91,7 +91,7 @@ def listed(
     most: int | None = None,
 ) -> Iterator[QuarantinedEvent]:
     """The held events by sequence, at most `most`; with `all_states` also those that have left quarantine."""
-    if not delta.exists(spark, table):
+    if delta.found(spark, table) is None:
         return
     held_events = None if all_states else quarantine_table.HeldEvents.of(spark, table)
     if held_events is not None and held_events.count() == 0:  # the usual case, without a query
@@ -132,7 +132,7 @@ def replay(
     and corrections that cannot be read.
     """
     table, texts = layout.quarantine(*namespace), corrections or {}
-    if not delta.exists(spark, table):
+    if delta.found(spark, table) is None:
         _check([], tokens, texts)
         return ReplayResult(0, None)
     if not delta.exists(spark, bronze_table := layout.bronze(name)):

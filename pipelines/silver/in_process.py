@@ -216,7 +216,7 @@ def _wanted(collection: SilverCollection, events: pa.Table | None, counts: surve
 
 def _quarantined_keys(collection: SilverCollection, *, before: int) -> frozenset[str]:
     """The keys with an event in quarantine from before the range after batch `before`, whose events must wait."""
-    if collection.lacks_quarantine or not delta.exists(collection.spark, collection.quarantine):
+    if collection.lacks_quarantine or delta.found(collection.spark, collection.quarantine) is None:
         collection.lacks_quarantine = True
         return frozenset()
     collection.quarantined = collection.quarantined or quarantine_table.HeldEvents.of(

@@ -11,6 +11,8 @@ from cdc_core import errors
 from cdc_core.settings.parse import CollectionSettings
 from cdc_core.tables.layout import TableRef
 from pipelines.bronze import log as bronze_log
+from pipelines.bronze import quarantine_table
+from pipelines.operations import quarantine
 from pipelines.verify import table_rows
 from tests.harness import without_spark
 from tests.harness.without_spark import SPARK, Hop
@@ -21,6 +23,8 @@ from tests.harness.without_spark import SPARK, Hop
     [
         bronze_log.newest,
         bronze_log.read_position,
+        quarantine_table.count,
+        lambda spark, table: [*quarantine.listed(spark, table)],
         lambda spark, table: table_rows.newest(
             spark, table, CollectionSettings(), silver=TableRef.at(f"{table.path}_silver")
         ),

@@ -143,8 +143,8 @@ def test_a_service_puts_the_small_files_of_a_quarantine_together(tmp_path: Path,
 def test_a_quarantine_that_is_not_there_is_looked_for_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In a store each look is a request. Only the steps of the claimed table make it, and it is looked for again after them."""
     looks: list[str] = []
-    exists = delta.exists
-    monkeypatch.setattr(delta, "exists", lambda spark, table: looks.append(table.label) or exists(spark, table))
+    for name, look in {"exists": delta.exists, "found": delta.found}.items():
+        monkeypatch.setattr(delta, name, lambda spark, table, look=look: looks.append(table.label) or look(spark, table))
     with without_spark.running():
         hop = Hop(tmp_path)
         layer, label = hop.silver_run(), hop.layout.quarantine("cases", "t").label
