@@ -322,5 +322,9 @@ def silver_position(spark: SparkSession, table: tables.TableRef) -> SilverPositi
         )
     # Without the generation, the columns would be read with the schema from before the rebuild.
     generation = delta.check_ours(spark, table).get(GENERATION, "")
+    folder = local_log.readable(spark, table)
+    # Silver is making it: gold looks at it meanwhile, and would wait for a query.
+    if folder is not None and local_log.files(folder) == []:
+        return SilverPosition(generation=generation, version=standing.version)
     row = spark.sql(f"SELECT max(`__batch`) AS batch FROM {table} VERSION AS OF {standing.version}").first()
     return SilverPosition(row.batch or 0, generation=generation, version=standing.version)

@@ -12,8 +12,10 @@ import pytest
 
 from cdc_core.settings import parse as settings
 from cdc_core.tables import definition
+from cdc_core.tables import layout as tables
 from pipelines.bronze import registry
 from pipelines.delta import local_log
+from tests.harness import without_spark
 
 NO_SPARK: Any = None
 
@@ -54,3 +56,12 @@ def test_the_noted_rows_are_read_once_a_commit(tmp_path: Path, monkeypatch: pyte
     _noted(folder, 1, "customers")
     assert [names(), names()] == [["customers", "orders"]] * 2
     assert reads == [folder, folder]
+
+
+def test_a_silver_table_without_rows_needs_no_query(tmp_path: Path) -> None:
+    """Gold looks at tables that silver is making: with many new collections it would wait for a query over each."""
+    table = tables.TableRef.at(str(tmp_path / "orders"))
+    (tmp_path / "orders" / "_delta_log").mkdir(parents=True)
+    configuration = {definition.FORMAT_PROPERTY: definition.FORMAT, registry.GENERATION: "g"}
+    without_spark.write(tmp_path / "orders", 0, [{"metaData": {"configuration": configuration, "partitionColumns": []}}])
+    assert registry.silver_position(without_spark.SPARK, table) == registry.SilverPosition(generation="g", version=0)
