@@ -225,7 +225,9 @@ def work_line(now: WorkProgress) -> str:
     line = f"{now.work}: {now.tables:,} of {now.all_tables:,} tables"
     if now.all_events:
         line += f", {now.events:,} of {now.all_events:,} events"
-    if 0 < now.events < now.all_events and now.seconds and now.tables < now.all_tables:
+    # Events count when their range is applied: where most are in one of the last tables, the rate says nothing of the time left.
+    is_even = 10 * now.events * now.all_tables >= now.tables * now.all_events
+    if 0 < now.events < now.all_events and now.seconds and now.tables < now.all_tables and is_even:
         rate = now.events / now.seconds
         line += f", {rate:,.0f}/s, {units.duration((now.all_events - now.events) / rate)} left"
     return line

@@ -64,6 +64,9 @@ def test_the_line_has_a_rate_where_events_are_counted() -> None:
     assert live_lines.work_line(WorkProgress("gold", 3, 3000, 0, 0, 9.0)) == "gold: 3 of 3,000 tables"
     line = live_lines.work_line(WorkProgress("silver", 3, 3000, 1000, 61_000, 10.0))
     assert line == "silver: 3 of 3,000 tables, 1,000 of 61,000 events, 100/s, 10 min left"
+    # Most events are in the last table, whose first range is not applied yet.
+    line = live_lines.work_line(WorkProgress("silver", 10, 11, 112, 120_221, 26.0))
+    assert line == "silver: 10 of 11 tables, 112 of 120,221 events"
     # One collection failed.
     assert live_lines.work_line(WorkProgress("silver", 3, 3, 100, 300, 9.0)) == "silver: 3 of 3 tables, 100 of 300 events"
     # Files are compacted after the last event: no rate would be true.
