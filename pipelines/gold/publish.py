@@ -21,6 +21,7 @@ from pipelines.gold import run as gold
 from pipelines.new_commits import NewCommits
 from pipelines.spark import failures as spark_failures
 from pipelines.spark import parallel
+from pipelines.spark import session as sparks
 from pipelines.work_progress import WorkProgress
 
 MODELS_PAUSE_SECONDS = 10.0
@@ -181,6 +182,9 @@ class _ModelsThread(threading.Thread):
                 if isinstance(failure, errors.SparkLost):
                     self.lost = failure
                     self.ended.set()
+                    return
+                if sparks.is_cancelling():  # by the stop: the model has no mistake
+                    models.log.info("models: unfinished work was abandoned; the next start repeats it")
                     return
                 last_message, message = message, errors.message_of(failure)
                 for line in message.splitlines() if message != last_message else ():  # not the same error every few seconds

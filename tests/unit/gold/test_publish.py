@@ -106,6 +106,18 @@ def test_models_that_follow_outlive_whatever_fails(
     assert [each.getMessage() for each in caplog.records].count(str(wrong)) == 2
 
 
+def test_a_model_that_a_stop_has_interrupted_is_told_of_as_no_mistake(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its jobs were cancelled: nobody has to look into its query."""
+    cancelled = errors.DecisionNeeded("totals.sql: the query could not be computed: SPARK_JOB_CANCELLED")
+    monkeypatch.setattr(sparks, "is_cancelling", lambda: True)
+    monkeypatch.setattr(publish.models, "run", raising(cancelled))
+    following = publish._ModelsThread(SPARK, chosen(tmp_path), SPARK, False, threading.Event(), None)
+    following.join(10)
+    assert not [each for each in caplog.records if each.levelname == "WARNING"]
+
+
 def test_a_spark_that_is_lost_to_models_ends_the_documents_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its temporary folder was removed, or an answer was truncated. Documents are published without queries, and would continue for weeks
     without models."""
