@@ -207,7 +207,7 @@ class _GoldChanges:
 
 
 def _changes(table: current.GoldTable, sources: SourceFiles) -> _GoldChanges | None:
-    """The changes since gold's position; None if they are too many, or finding them needs all of silver's rows."""
+    """The changes since gold's position; None if they are too many. Raises `NotReadable`."""
     work, silver = table.work, sources.silver
     assert work.gold.to is not None
     states = sources.states(work.gold.to) if silver.at(work.silver.version) else None
@@ -215,10 +215,13 @@ def _changes(table: current.GoldTable, sources: SourceFiles) -> _GoldChanges | N
         return None
     keys = states["__key"].to_pylist()
     deletes = _removed(table, sources)
-    # A delete that may be older than silver's row of its key must be compared with all of silver.
-    if deletes and (work.gold.high is None or min(deletes.values()) <= work.gold.high):
-        return None
     gone_keys = sorted(deletes.keys() - set(keys))
+    if gone_keys and (work.gold.high is None or min(deletes.values()) <= work.gold.high):
+        # A delete may be older than silver's row of its key, which gold then has already.
+        places = silver.places(upsert.KEY, gone_keys)
+        limits = {"size_bytes": live_files.MANY_BYTES, "read_bytes": live_files.MANY_BYTES}
+        kept_rows = live_files.rows_at(silver, places, columns=(upsert.KEY,), **limits)
+        gone_keys = sorted({*gone_keys}.difference(kept_rows[upsert.KEY].to_pylist()))
     documents = states.filter(pc.invert(_is_gone(states)))
     return _GoldChanges([*keys, *gone_keys], pc.any(documents["is_rescued"]).as_py() or False)
 

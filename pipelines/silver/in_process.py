@@ -1,8 +1,9 @@
 """Applies a batch of plain events in this process, without a Spark query.
 
 Its `STEPS` do what `ranges.STEPS` do, for whole documents, partial updates (`pipelines.silver.in_process_fold`) and deletes that are newer
-than anything in the table. Where one of them raises `Unreadable`, the batch is split first (`pipelines.silver.in_process_quarantine`). For
-any other batch one raises `NeedsSteps`, nothing was committed, and the batch goes through `ranges.STEPS`.
+than anything in the table, and for late documents and deletes (`_superseded`). Where one of them raises `Unreadable`, the batch is split
+first (`pipelines.silver.in_process_quarantine`). For any other batch one raises `NeedsSteps`, nothing was committed, and the batch goes
+through `ranges.STEPS`.
 """
 
 from __future__ import annotations
@@ -94,6 +95,8 @@ class LocalBatch:
     live: live_files.LiveFiles
     """The table's files."""
     events: pa.Table
+    is_late: bool = False
+    """Whether some events may be older than what the table has seen."""
     documents: Sequence[pa.Table] = ()
     """The texts, with sequences, that the schema must hold, as `DocumentTyper.typed` needs them; if updates are folded, with the results."""
     winners: Sequence[int] = ()
@@ -122,14 +125,17 @@ def applied(
     range_: BatchRange,
     counts: survey.EventCounts,
     next_position: registry.SilverPosition,
+    *,
+    is_late: bool,
 ) -> bool:
     """Apply the range, with `next_position`; False if it has to go through `ranges.STEPS`, with nothing committed.
 
-    Only for events that are newer than what the table has seen.
+    `is_late`: some events may be older than what the table has seen.
     """
-    for read in (_read, _split):
+    # A late event beside one in quarantine is left to the steps.
+    for read in (_read,) if is_late else (_read, _split):
         try:
-            batch = read(collection, range_, counts, next_position)
+            batch = replace(read(collection, range_, counts, next_position), is_late=is_late)
             for step in STEPS:  # the batch is rebound, which frees the texts after they are typed
                 batch = step(collection, batch)
         except batches.Unreadable:
@@ -262,6 +268,10 @@ def _with_deleted(events: pa.Table) -> pa.Table:
 def _reduced(collection: SilverCollection, batch: LocalBatch) -> LocalBatch:
     """Step: folds partial updates, or marks their rows, and finds each key's last event."""
     live, size_bytes = batch.live, collection_events.MANY_BYTES
+    # Late updates are folded in their place, also onto a late document; a deleted document that stays may become another's.
+    is_folded = collection.keeps_document or pc.any(collection_events.are_partial(batch.events)).as_py()
+    if batch.is_late and (is_folded or collection.mode.marks_deleted):
+        raise batches.NeedsSteps
     shows_deleted = collection.shows_deleted(batch.counts)
     events = _with_deleted(batch.events) if shows_deleted else batch.events
     documents = [events.select(["after", "sequence"])]
@@ -287,6 +297,11 @@ def _reduced(collection: SilverCollection, batch: LocalBatch) -> LocalBatch:
         )
         rows.append(marked_rows)
     winners, deleted_at = _winners(whole)
+    if batch.is_late:
+        event_keys, sequences = (whole.events[name].to_pylist() for name in ("key", "sequence"))
+        superseded = _superseded(collection, live, dict(zip(event_keys, sequences)))
+        keys = [key for key in keys if key not in superseded]
+        winners = [number for number in winners if event_keys[number] not in superseded]
     return replace(
         batch,
         events=whole.events,
@@ -296,6 +311,27 @@ def _reduced(collection: SilverCollection, batch: LocalBatch) -> LocalBatch:
         deleted_at=deleted_at,
         rows=rows,
     )
+
+
+def _superseded(collection: SilverCollection, live: live_files.LiveFiles, last: Mapping[str, str]) -> set[str]:
+    """The keys whose `last` event, given by its sequence, is not newer than the key's row or its remembered delete.
+
+    Their documents still count for the schema, and their deletes are remembered. Raises `NeedsSteps` if one of their rows may lack a
+    document, or what is stored is too much for this process.
+    """
+    columns = ("__key", "__sequence", "__incomplete", "__known", "__deleted")
+    rows = in_process_fold.rows_of(live, list(last), [name for name in columns if name in live.schema.names])
+    states = (rows[name].to_pylist() for name in rows.column_names if name not in ("__key", "__sequence"))
+    if any(map(any, states)):
+        raise batches.NeedsSteps
+    stored = [*zip(rows["__key"].to_pylist(), rows["__sequence"].to_pylist())]
+    if delta.exists(collection.spark, collection.deletes):
+        facts = live_files.of(collection.spark, collection.deletes)
+        if facts is None or not facts.at_newest():
+            raise batches.NeedsSteps
+        remembered = in_process_fold.rows_of(facts, list(last), ("__key", "__sequence"))
+        stored += zip(remembered["__key"].to_pylist(), remembered["__sequence"].to_pylist())
+    return {key for key, sequence in stored if last[key] <= sequence}
 
 
 def _winners(whole: in_process_fold.WholeEvents) -> tuple[list[int], dict[str, str]]:
@@ -319,7 +355,7 @@ def _typed(collection: SilverCollection, batch: LocalBatch) -> LocalBatch:
             current=current,
             reserved=collection.reserved,
             # `at_once` records it as a version of its own: the schema history must not depend on the way.
-            keeps_first=not current.fields and reduction.is_at_once(collection, batch.counts),
+            keeps_first=not (current.fields or batch.is_late) and reduction.is_at_once(collection, batch.counts),
         )
     if result is None:
         raise batches.Unreadable

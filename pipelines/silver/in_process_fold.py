@@ -87,9 +87,9 @@ def folded(events: pa.Table, live: live_files.LiveFiles, *, size_bytes: int) -> 
     with without_collector():
         histories = {key: history for key, history in _histories(events, is_partial).items() if history.updates}
         stored_keys = [key for key, history in histories.items() if history.decisive is None]
-        stored = stored_rows(live, stored_keys, [name for name in _STORED if name in live.schema.names], size_bytes)
-        pending = _pending(events, histories, stored)
-        results = _folded(events, pending, table_schema.as_array(stored[_DOCUMENT]))
+        stored_rows = rows_of(live, stored_keys, [name for name in _STORED if name in live.schema.names], size_bytes)
+        pending = _pending(events, histories, stored_rows)
+        results = _folded(events, pending, table_schema.as_array(stored_rows[_DOCUMENT]))
         # Updates are checked only if one may be unreadable: it leaves its document incomplete, or was not folded because a document or a
         # delete follows. No text is parsed for this alone otherwise.
         is_read = is_partial.true_count == sum(len(each.updates) for each in pending)
@@ -177,7 +177,7 @@ def marked(
     """The table's rows of the marks: set incomplete or deleted, with the last event's sequence and `number` as `__batch`; deletes also set
     the columns `added`. With `adds_deleted` the rows have `__deleted` also where the table lacks it. A mark whose key has no row gets
     one, in the events: of a delete it shows the key. Raises `NeedsSteps` if the rows are too large for this process or unreadable."""
-    rows = stored_rows(live, list(whole.marks), live.schema.names, size_bytes)
+    rows = rows_of(live, list(whole.marks), live.schema.names, size_bytes)
     if rows.num_rows != len(whole.marks):
         whole = _with_unknown(whole, whole.marks.keys() - {*rows[upsert.KEY].to_pylist()})
     marks = whole.marks
@@ -233,7 +233,9 @@ def _with_unknown(whole: WholeEvents, keys: Collection[str]) -> WholeEvents:
     return WholeEvents(events, {key: mark for key, mark in whole.marks.items() if key not in keys})
 
 
-def stored_rows(live: live_files.LiveFiles, keys: Sequence[str], columns: Sequence[str], size_bytes: int) -> pa.Table:
+def rows_of(
+    live: live_files.LiveFiles, keys: Sequence[str], columns: Sequence[str], size_bytes: int = collection_events.MANY_BYTES
+) -> pa.Table:
     """The table's rows of the keys. Raises `NeedsSteps` if they are too large for this process, or unreadable."""
     read_bytes = READ_BYTES + UPDATE_READ_BYTES * len(keys)
     try:

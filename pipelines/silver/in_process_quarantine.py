@@ -32,7 +32,7 @@ def split(
 
     def stored(keys: Collection[str]) -> dict[str, str]:
         columns = (upsert.KEY, "__known", "__sequence")
-        rows = in_process_fold.stored_rows(live, [*keys], columns, size_bytes=collection_events.MANY_BYTES)
+        rows = in_process_fold.rows_of(live, [*keys], columns, size_bytes=collection_events.MANY_BYTES)
         return dict(zip(rows[upsert.KEY].to_pylist(), pc.coalesce(rows["__known"], rows["__sequence"]).to_pylist()))
 
     try:

@@ -127,7 +127,8 @@ def _range(
         collection.move(next_position)
         return next_position
     is_late = _is_late(collection, counts, position)
-    if not is_late and counts.low >= position.floor and in_process.applied(collection, range_, counts, next_position):
+    is_after_floor = counts.low >= position.floor
+    if is_after_floor and in_process.applied(collection, range_, counts, next_position, is_late=is_late):
         return next_position
     collection.needs_steps = True
     collection.lacks_quarantine = False  # the steps may create it

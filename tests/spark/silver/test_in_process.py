@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -42,6 +42,7 @@ VALUES: list[Any] = [
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "plain": {},
+    "late": {"add.fields": "op,source.ts_ms"},
     "everything": {
         "delete.tombstone.handling.mode": "rewrite",
         "keep.document": True,
@@ -100,6 +101,17 @@ def changes(
         yield events
     if again:
         yield again
+
+
+def delayed(batches: Iterable[list[dict[str, Any]]], draws: random.Random) -> Iterator[list[dict[str, Any]]]:
+    """The batches, of which a third of the events come in one of the next batches."""
+    waiting: list[dict[str, Any]] = []
+    for events in batches:
+        late = {id(each) for each in [*waiting, *events] if draws.random() < 0.3}
+        found, waiting = [each for each in [*waiting, *events] if id(each) not in late], [*waiting, *events]
+        waiting = [each for each in waiting if id(each) in late]
+        yield found
+    yield waiting
 
 
 def change(draws: random.Random, kinds: dict[str, list[Any]]) -> dict[str, Any]:
@@ -165,8 +177,10 @@ def test_both_ways_give_the_same(
     if name == "without_vectors":
         for hop in ways:
             hop.settings = replace(hop.settings, gold=replace(hop.settings.gold, deletion_vectors=False))
-    has_partial = name not in ("plain", "flat", "without_vectors")
-    batches = list(changes(random.Random(name), count, has_partial=has_partial, has_bad=True))
+    has_partial = name not in ("plain", "late", "flat", "without_vectors")
+    batches = list(changes(random.Random(name), count, has_partial=has_partial, has_bad=name != "late"))
+    if name == "late":
+        batches = [*delayed(batches, random.Random(1))]
     if SETTINGS[name].get("keep.document"):  # a new field is seen at its first event, not at the last one of a document
         batches[-1] = [*batches[-1], *({"op": "u", "key": 0, "at": at, "update": {"late": at}} for at in (10_001, 10_002))]
     for number, events in enumerate(batches):

@@ -153,7 +153,7 @@ def test_a_quarantine_that_is_not_there_is_looked_for_once(tmp_path: Path, monke
             assert layer.run_round().events == 1 and looks.count(label) == 1
         (collection,) = layer.collections.values()
         assert collection.lacks_quarantine
-        monkeypatch.setattr(in_process, "applied", lambda *_: False)
+        monkeypatch.setattr(in_process, "applied", lambda *_, **__: False)
         hop.append((4, bson.encode({"_id": 4})))
         with pytest.raises((errors.MedallionError, without_spark.NeedsSpark)):
             layer.run_round()
