@@ -57,6 +57,8 @@ class SilverCollection:
     lacks_quarantine: bool = False
     """Whether its quarantine is known not to exist: nobody else creates it while the table is claimed, and in a store to look for it is a
     request."""
+    has_told_of_quarantine: bool = False
+    """Whether the log says that events went there, since the table was claimed."""
     quarantined: quarantine_table.HeldEvents | None = None
     """Its events in quarantine, once there are any."""
     ahead: ReadAhead = field(default_factory=ReadAhead)

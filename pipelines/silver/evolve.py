@@ -49,6 +49,11 @@ _COUNTED_IN_UPDATES = (
 )
 
 
+_QUARANTINED = (
+    "%s: events cannot be read and wait in quarantine, with those that follow them; medallion quarantine list shows them"
+)
+
+
 def evolved(collection: SilverCollection, batch: RowBatch) -> RowBatch:
     """Step: the batch's readable events, with the plan that types them; the others go to quarantine."""
     conditions = COUNTED | ({"updates": _COUNTED_IN_UPDATES} if collection.keeps_document else {})
@@ -56,6 +61,7 @@ def evolved(collection: SilverCollection, batch: RowBatch) -> RowBatch:
     texts, events = looked_at(collection, batch.rows, batch.counts), batch.counts.events
     evolution = evolve(collection, texts, also=conditions, events=events)
     suspects = evolution.refused + evolution.also["suspect"] + evolution.also.get("updates", 0)
+    has_suspects = suspects > 0 and not batch.rows.where(quarantine_rules.is_suspect()).isEmpty()
     readable_events = quarantine_table.applicable(
         collection.spark,
         collection.quarantine,
@@ -63,11 +69,14 @@ def evolved(collection: SilverCollection, batch: RowBatch) -> RowBatch:
         keys=batches.keys(batch.rows, batch.counts),
         rows=collection.rows,
         span=batch.range_,
-        has_suspects=suspects > 0 and not batch.rows.where(quarantine_rules.is_suspect()).isEmpty(),
+        has_suspects=has_suspects,
     )
     if readable_events is None:
         record(collection, evolution, batch.number)
         return replace(batch, plan=evolution.plan, partial=evolution.also["partial"])
+    if has_suspects and not collection.has_told_of_quarantine:  # a service may find some in each round
+        collection.has_told_of_quarantine = True
+        log.warning(_QUARANTINED, collection.namespace)
     evolution = evolve(collection, looked_at(collection, readable_events, batch.counts), also=conditions, events=events)
     record(collection, evolution, batch.number)
     # The pending search for keys includes those of events in quarantine, whose rows must stay.
