@@ -36,6 +36,9 @@ RETRY_SECONDS = 60.0
 """The pause of a collection after an unknown error, which may be a lost task or a bug. After a temporary error the pause doubles each time,
 up to this: each attempt claims and releases its table, which takes two commits."""
 
+LONGEST_RETRY_SECONDS = 900.0
+"""Up to this the pause after such an error doubles: the other collections wait for each attempt, which may take Spark half a minute."""
+
 REMINDER_SECONDS = 3600.0
 """How often a collection that still fails is logged again. Logs are rotated, and `medallion status` shows only the lag."""
 
@@ -47,8 +50,8 @@ class Failures:
     """The collections that failed, each with its error, while the others continue.
 
     After a temporary error, or where another writer holds the table, a collection is retried at once, then after growing pauses. After an
-    unknown error, or where a VACUUM may only have been faster than a reader, it is retried after `RETRY_SECONDS`. After any other error it
-    needs a person, and is retried at the next start.
+    unknown error, or where a VACUUM may only have been faster than a reader, it is retried after `RETRY_SECONDS`, and less and less often
+    while it fails. After any other error it needs a person, and is retried at the next start.
     """
 
     by_name: dict[str, Exception] = field(default_factory=dict)
@@ -95,7 +98,8 @@ class Failures:
         if _passes(known_error):
             self._pauses[name] = 0.0 if previous is None else min(max(1.0, 2 * self._pauses.get(name, 0.0)), RETRY_SECONDS)
         else:
-            self._pauses[name] = RETRY_SECONDS
+            pause = RETRY_SECONDS if previous is None else max(RETRY_SECONDS, 2 * self._pauses.get(name, 0.0))
+            self._pauses[name] = min(pause, LONGEST_RETRY_SECONDS)
             self._waiting.add(name)
         self._until[name] = time.monotonic() + self._pauses[name]
         if previous is None or errors.message_of(previous) != errors.message_of(known_error):

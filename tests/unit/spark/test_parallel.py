@@ -283,6 +283,25 @@ def test_a_temporary_error_that_stays_is_met_less_and_less_often(monkeypatch: py
     assert not failures.is_set_aside("cases.t"), "what was over begins anew"
 
 
+def test_an_unknown_error_that_stays_is_met_less_and_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other collections wait while a collection whose files are gone is tried, with Spark: a service stood still for half of its time."""
+    now = 0.0
+    monkeypatch.setattr(parallel, "time", SimpleNamespace(monotonic=lambda: now))
+    failures, met = parallel.Failures(), []
+    for second in range(0, 4000, 10):
+        now = float(second)
+        failures.begin_round()
+        if not failures.is_set_aside("cases.t"):
+            failures.note("cases.t", errors.FilesMissing("its log names a file that does not exist"))
+            met.append(second)
+    assert met == [0, 60, 180, 420, 900, 1800, 2700, 3600]
+    failures.by_name.pop("cases.t")  # it succeeded
+    failures.note("cases.t", RuntimeError("a task was lost"))
+    now += parallel.RETRY_SECONDS
+    failures.begin_round()
+    assert not failures.is_set_aside("cases.t"), "what was over begins anew"
+
+
 def test_what_was_cancelled_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who shows what was done before it raises the errors, as maintenance does, raises them when nothing is cancelled any more."""
     monkeypatch.setattr(parallel.sparks, "is_cancelling", lambda: True)
