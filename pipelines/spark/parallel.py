@@ -36,7 +36,7 @@ RETRY_SECONDS = 60.0
 """The pause of a collection after an unknown error, which may be a lost task or a bug. After a temporary error the pause doubles each time,
 up to this: each attempt claims and releases its table, which takes two commits."""
 
-LONGEST_RETRY_SECONDS = 900.0
+LONGEST_RETRY_SECONDS = 300.0
 """Up to this the pause after such an error doubles: the other collections wait for each attempt, which may take Spark half a minute."""
 
 REMINDER_SECONDS = 3600.0
