@@ -317,21 +317,30 @@ def _superseded(collection: SilverCollection, live: live_files.LiveFiles, last: 
     """The keys whose `last` event, given by its sequence, is not newer than the key's row or its remembered delete.
 
     Their documents still count for the schema, and their deletes are remembered. Raises `NeedsSteps` if one of their rows may lack a
-    document, or what is stored is too much for this process.
+    document or its delete, or what is stored is too much for this process.
     """
     columns = ("__key", "__sequence", "__incomplete", "__known", "__deleted")
     rows = in_process_fold.rows_of(live, list(last), [name for name in columns if name in live.schema.names])
     states = (rows[name].to_pylist() for name in rows.column_names if name not in ("__key", "__sequence"))
     if any(map(any, states)):
         raise batches.NeedsSteps
-    stored = [*zip(rows["__key"].to_pylist(), rows["__sequence"].to_pylist())]
-    if delta.exists(collection.spark, collection.deletes):
-        facts = live_files.of(collection.spark, collection.deletes)
-        if facts is None or not facts.at_newest():
-            raise batches.NeedsSteps
-        remembered = in_process_fold.rows_of(facts, list(last), ("__key", "__sequence"))
-        stored += zip(remembered["__key"].to_pylist(), remembered["__sequence"].to_pylist())
-    return {key for key, sequence in stored if last[key] <= sequence}
+    stored = dict(zip(rows["__key"].to_pylist(), rows["__sequence"].to_pylist()))
+    remembered = _remembered(collection, list(last))
+    # Remembered and not applied: the process was killed in between, or an older copy of the table was restored.
+    if any(sequence <= remembered.get(key, "") for key, sequence in stored.items()):
+        raise batches.NeedsSteps
+    return {key for key in last if last[key] <= max(stored.get(key, ""), remembered.get(key, ""))}
+
+
+def _remembered(collection: SilverCollection, keys: Sequence[str]) -> dict[str, str]:
+    """The sequence of the last remembered delete of each key that has one. Raises `NeedsSteps` if this process cannot read them."""
+    if not delta.exists(collection.spark, collection.deletes):
+        return {}
+    facts = live_files.of(collection.spark, collection.deletes)
+    if facts is None or not facts.at_newest():
+        raise batches.NeedsSteps
+    rows = in_process_fold.rows_of(facts, keys, ("__key", "__sequence")).sort_by("__sequence")
+    return dict(zip(rows["__key"].to_pylist(), rows["__sequence"].to_pylist()))
 
 
 def _winners(whole: in_process_fold.WholeEvents) -> tuple[list[int], dict[str, str]]:

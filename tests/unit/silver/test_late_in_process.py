@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
+from pipelines.delta.writer import Writer
 from tests.harness import oracle, without_spark
+from tests.harness.layers import killed_at
 from tests.harness.without_spark import Hop, Log, NeedsSpark
 
 
@@ -93,6 +95,17 @@ def test_what_needs_the_documents_that_came_before_is_for_spark(hop: Hop) -> Non
         bronze.append({"t": [late]})
         with pytest.raises(NeedsSpark):
             hop.silver()
+
+
+def test_a_delete_that_was_remembered_and_not_applied_is_for_spark(hop: Hop) -> None:
+    """As after a process was killed in between, or an older copy of the table was restored: the row is still there, and must go."""
+    bronze = Log(hop)
+    bronze.append({"t": [written(1, 5), written(2, 5), written(3, 6)]})
+    hop.run()
+    bronze.append({"t": [written(3, 4), deleted(1, 9)]})
+    killed_at(hop.silver, Writer, "replace_arrow", after=False)
+    with pytest.raises(NeedsSpark):
+        hop.silver()
 
 
 @pytest.mark.parametrize(
