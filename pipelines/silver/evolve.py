@@ -49,11 +49,6 @@ _COUNTED_IN_UPDATES = (
 )
 
 
-_QUARANTINED = (
-    "%s: events cannot be read and wait in quarantine, with those that follow them; medallion quarantine list shows them"
-)
-
-
 def evolved(collection: SilverCollection, batch: RowBatch) -> RowBatch:
     """Step: the batch's readable events, with the plan that types them; the others go to quarantine."""
     conditions = COUNTED | ({"updates": _COUNTED_IN_UPDATES} if collection.keeps_document else {})
@@ -74,13 +69,24 @@ def evolved(collection: SilverCollection, batch: RowBatch) -> RowBatch:
     if readable_events is None:
         record(collection, evolution, batch.number)
         return replace(batch, plan=evolution.plan, partial=evolution.also["partial"])
-    if has_suspects and not collection.has_told_of_quarantine:  # a service may find some in each round
-        collection.has_told_of_quarantine = True
-        log.warning(_QUARANTINED, collection.namespace)
+    if has_suspects:
+        tell_of_quarantine(collection)
     evolution = evolve(collection, looked_at(collection, readable_events, batch.counts), also=conditions, events=events)
     record(collection, evolution, batch.number)
     # The pending search for keys includes those of events in quarantine, whose rows must stay.
     return replace(batch, rows=readable_events, plan=evolution.plan, partial=evolution.also["partial"], pending_deletes=None)
+
+
+_QUARANTINED = (
+    "%s: events cannot be read and wait in quarantine, with those that follow them; medallion quarantine list shows them"
+)
+
+
+def tell_of_quarantine(collection: SilverCollection) -> None:
+    """Log that events went to quarantine, once: a service may find some in each round."""
+    if not collection.has_told_of_quarantine:
+        collection.has_told_of_quarantine = True
+        log.warning(_QUARANTINED, collection.namespace)
 
 
 def evolve(

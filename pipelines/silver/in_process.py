@@ -22,6 +22,7 @@ from cdc_core.bronze.batch_range import BatchRange
 from cdc_core.bronze.collection_ends import Sweep
 from cdc_core.properties import unwrap as unwrap_options
 from cdc_core.settings.parse import CollectionSettings
+from cdc_core.silver import quarantine as quarantine_rules
 from cdc_core.silver import reduce
 from cdc_core.sql import table_columns
 from cdc_core.tables import layout as tables
@@ -410,6 +411,8 @@ def _committed(collection: SilverCollection, batch: LocalBatch) -> LocalBatch:
         # Before the commit: after a crash in between the range is repeated, and no event is lost.
         collection.lacks_quarantine = False
         quarantine_table.append(collection.spark, collection.quarantine, batch.facts)
+        if not {*batch.facts["reason"].to_pylist()} <= {quarantine_rules.Reason.FOLLOWS, *quarantine_rules.ENDINGS}:
+            evolve.tell_of_quarantine(collection)
     for evolution in batch.evolutions:
         evolve.record(collection, evolution, batch.number)  # before the table holds it
     if changes.added and not writer.define(table_columns.with_added(held_columns, row_columns)):
