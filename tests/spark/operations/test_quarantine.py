@@ -159,7 +159,7 @@ def test_reasons(spark: SparkSession) -> None:
 def test_texts_are_read_as_by_spark(spark: SparkSession) -> None:
     """Whatever happened to a text: where this process does not doubt, Spark's JSON reader agrees."""
     rng = random.Random(5)
-    texts = [*UNREADABLE, r"""{"a":"\'"}""", *(damaged(rng) for _ in range(5000))]
+    texts = [*UNREADABLE, r"""{"a":"\'"}""", *(damaged(rng) for _ in range(6000))]
     doubts = [doubted(text) for text in texts]
     rows = [event(number, "c", text=text) | {"before": text} for number, text in enumerate(texts)]
     found = frame(spark, rows).select("offset", quarantine.reason().isNotNull().alias("is_bad")).orderBy("offset").collect()
