@@ -1,6 +1,6 @@
 """Applies events to a history in this process, without the queries of `history.History`.
 
-If this process can read the table's files. Everything else goes through the queries.
+For events and files that this process can read. Everything else goes through the queries.
 """
 
 from __future__ import annotations

@@ -133,6 +133,9 @@ def applied(
 
     `is_late`: some events may be older than what the table has seen.
     """
+    # Late updates are folded in their place, also onto a late document; a deleted document that stays may become another's.
+    if is_late and (collection.keeps_document or collection.mode.marks_deleted):
+        return False
     # A late event beside one in quarantine is left to the steps.
     for read in (_read,) if is_late else (_read, _split):
         try:
@@ -269,9 +272,7 @@ def _with_deleted(events: pa.Table) -> pa.Table:
 def _reduced(collection: SilverCollection, batch: LocalBatch) -> LocalBatch:
     """Step: folds partial updates, or marks their rows, and finds each key's last event."""
     live, size_bytes = batch.live, collection_events.MANY_BYTES
-    # Late updates are folded in their place, also onto a late document; a deleted document that stays may become another's.
-    is_folded = collection.keeps_document or pc.any(collection_events.are_partial(batch.events)).as_py()
-    if batch.is_late and (is_folded or collection.mode.marks_deleted):
+    if batch.is_late and pc.any(collection_events.are_partial(batch.events)).as_py():  # as in `applied`
         raise batches.NeedsSteps
     shows_deleted = collection.shows_deleted(batch.counts)
     events = _with_deleted(batch.events) if shows_deleted else batch.events

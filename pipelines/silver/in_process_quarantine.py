@@ -10,7 +10,6 @@ import pyarrow.compute as pc
 from cdc_core.bronze import columns as bronze
 from cdc_core.bronze.batch_range import BatchRange
 from cdc_core.silver import quarantine_split
-from pipelines.bronze import collection_events
 from pipelines.delta import live_files, table_schema, upsert
 from pipelines.silver import in_process_fold
 from pipelines.silver.batch import NeedsSteps
@@ -32,7 +31,7 @@ def split(
 
     def stored(keys: Collection[str]) -> dict[str, str]:
         columns = (upsert.KEY, "__known", "__sequence")
-        rows = in_process_fold.rows_of(live, [*keys], columns, size_bytes=collection_events.MANY_BYTES)
+        rows = in_process_fold.rows_of(live, [*keys], columns)
         return dict(zip(rows[upsert.KEY].to_pylist(), pc.coalesce(rows["__known"], rows["__sequence"]).to_pylist()))
 
     try:
