@@ -42,7 +42,6 @@ from pipelines.gold.candidate import Audit, no_audit
 from pipelines.gold.table_claims import TableClaims
 from pipelines.new_commits import NewCommits
 from pipelines.spark import parallel
-from pipelines.spark.parallel import Outcome
 from pipelines.work_progress import WorkCounter, WorkProgress
 
 log = logging.getLogger(__name__)
@@ -108,7 +107,13 @@ def run(
     """
     stop_event = stop or threading.Event()
     turn = math.inf if once else parallel.TURN_SECONDS
-    pool, counter = parallel.Pool(spark, sessions), WorkCounter("gold", progress)
+
+    def look_again(work: current.GoldWork | _HistoryWork) -> None:
+        """A table that a round did not wait for may be behind silver again."""
+        if silver_news is not None:
+            silver_news.tell([str(work.namespace)])
+
+    pool, counter = parallel.Pool(spark, sessions, ended=look_again), WorkCounter("gold", progress)
     gold = _GoldRun(spark, settings, take_over, pool, stop_event, audit, turn, counter=counter)
     started = time.monotonic()
     results: list[GoldTableResult] = []
@@ -128,6 +133,7 @@ def run(
             if only is None:
                 next_look = time.monotonic() + max(pause_seconds, LOOK_SHARE * gold.look_seconds)
             only = silver_news.wait(next_look - time.monotonic(), stop=stop_event) or None
+        changed_keys += sum(each.changed for each in pool.rest() if each is not None)
         _raise(gold.failures, gold.refused if once else {})
     finally:
         gold.close()
@@ -200,30 +206,57 @@ class _GoldRun:
         self.claims = TableClaims(self.take_over, self.settings.gold.deletion_vectors)
 
     def close(self) -> None:
-        """Release the claimed tables."""
+        """Release the claimed tables, when none is at work any more."""
+        self.pool.close()
         self.claims.close()
 
     def published(self, only: Collection[str] | None = None) -> list[GoldTableResult]:
-        """Bring the tables of all collections, or of those in `only`, to the present position of silver."""
+        """Bring the tables of all collections, or of those in `only`, to the present position of silver.
+
+        Except tables at which an earlier round of a service is still at work.
+        """
         began = time.monotonic()
+        at_work = {_name(work) for work in self.pool.at_work}
         self.failures.begin_round()
         collections = self._collections(only)
         namespaces = (each for each in collections.namespaces if only is None or str(each) in only)
-        active = [each for each in namespaces if not self.failures.is_set_aside(str(each))]
+        active = [each for each in namespaces if not (str(each) in at_work or self.failures.is_set_aside(str(each)))]
         is_near = local_log.folder(self.bronze) is not None
         due = [work for work in parallel.looks(self._due_work, active, is_near=is_near) if work is not None]
         self.look_seconds = time.monotonic() - began
-        self.counter.begin(len(due))
-        results = self.pool.each(due, self.counter.counting(self._guarded(self._applied)), stop=self.stop)
+        results = self._each(due, self._applied)
         healthy = [each for each in active if str(each) not in self.failures.by_name]
-        histories = self._histories(healthy, collections.namespaces)
-        self.counter.begin(len(histories))
-        results += self.pool.each(histories, self.counter.counting(self._guarded(self._versioned)), stop=self.stop)
+        results += self._each(self._histories(healthy, collections.namespaces, at_work), self._versioned)
         names = [*map(str, collections.namespaces)]
+        if self.pool.at_work:
+            return results
         # With none to try now: all may have failed for good one after the other, each when silver named it.
         if names and only is None and (active or all(map(self.failures.needs_person, names))):
             self.failures.end_where_all_failed(names)
         self._apply_deletion_vectors(healthy)
+        return results
+
+    def _each(self, due: Sequence[Due], act: Callable[[SparkSession, Due], GoldTableResult | None]) -> list[GoldTableResult]:
+        """The results of `act` for the tables that are due, and for those that were at work; of a service without those that take longer.
+
+        A collection that fails releases its table, and the others continue.
+        """
+
+        def done(spark: SparkSession, work: Due) -> GoldTableResult | None:
+            try:
+                return act(spark, work)
+            except Exception:
+                self._release_table(work)
+                raise
+
+        has_others = self.turn_seconds < math.inf and len(self.known.namespaces) > 1
+        self.counter.begin(len(due) + len(self.pool.at_work))
+        results = self.pool.each(
+            due,
+            self.counter.counting(self.failures.guarding(done, name=_name)),
+            stop=self.stop,
+            patience_seconds=parallel.PATIENCE_SECONDS if has_others else math.inf,
+        )
         return [result for result in results if result is not None]
 
     def _collections(self, only: Collection[str] | None) -> registry.KnownCollections:
@@ -261,18 +294,6 @@ class _GoldRun:
             self.failures.passed(str(namespace))
         return work
 
-    def _guarded(self, act: Callable[[SparkSession, Due], Outcome]) -> Callable[[SparkSession, Due], Outcome | None]:
-        """`act`, with failures isolated: a collection that fails releases its table, and the others continue."""
-
-        def done(spark: SparkSession, item: Due) -> Outcome:
-            try:
-                return act(spark, item)
-            except Exception:
-                self._release_table(item)
-                raise
-
-        return self.failures.guarding(done, name=_name)
-
     def _release_table(self, work: current.GoldWork | _HistoryWork) -> None:
         is_history = isinstance(work, _HistoryWork)
         table_of, cache = (self.layout.history, self.histories) if is_history else (self.layout.gold, self.sources)
@@ -284,13 +305,17 @@ class _GoldRun:
         if not changed and work.silver.to - after >= registry.IDLE_BATCHES:
             self._release_table(work)
 
-    def _histories(self, going: Sequence[registry.Namespace], known: Sequence[registry.Namespace]) -> list[_HistoryWork]:
-        """The histories that are due, of the collections `going`, whose documents did not fail."""
+    def _histories(
+        self, going: Sequence[registry.Namespace], known: Sequence[registry.Namespace], at_work: Collection[str]
+    ) -> list[_HistoryWork]:
+        """The histories that are due and not `at_work`, of the collections `going`, whose documents did not fail."""
         due = []
         owners: dict[str, registry.Namespace] = {}
         for namespace in going:
             name = _history_of(namespace)
-            if not self.settings.silver.for_collection(str(namespace)).history or self.failures.is_set_aside(name):
+            if not self.settings.silver.for_collection(str(namespace)).history:
+                continue
+            if name in at_work or self.failures.is_set_aside(name):
                 continue
             # Only if a history is kept: there may be thousands of collections.
             owners = owners or {self.layout.gold(*each).key: each for each in known}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
 from pyspark.sql import SparkSession
@@ -18,13 +18,23 @@ IDLE_AT_A_TIME = 8
 """How many collections without events move their positions in one round."""
 
 
-def works(spark: SparkSession, bronze_table: tables.TableRef, positions: Positions, to: int) -> list[CollectionWork]:
+def works(
+    spark: SparkSession,
+    bronze_table: tables.TableRef,
+    positions: Positions,
+    to: int,
+    *,
+    at_work: Collection[registry.Namespace] = (),
+) -> list[CollectionWork]:
     """What the tables lack up to the batch `to`: one `CollectionWork` per collection that has work, from one query over bronze.
 
-    New collections are noted, and `positions` knows them from here on.
+    New collections are noted, and `positions` knows them from here on. Collections `at_work`, whose positions move meanwhile, are left out.
     """
-    failures = positions.failures
-    active_namespaces = [namespace for namespace in positions.known if not failures.is_set_aside(str(namespace))]
+
+    def is_left_out(namespace: registry.Namespace) -> bool:
+        return namespace in at_work or positions.failures.is_set_aside(str(namespace))
+
+    active_namespaces = [namespace for namespace in positions.known if not is_left_out(namespace)]
     start = min([positions.discovered or 0, *map(positions.start, active_namespaces)])
     if start >= to:
         return []
@@ -53,11 +63,11 @@ def works(spark: SparkSession, bronze_table: tables.TableRef, positions: Positio
             all_works.append(CollectionWork(namespace, position, to, events, due_sweeps))
     # Bronze only grows: a collection without events in the span is not searched there again. One that failed may still have
     # events before the span.
-    busy_namespaces = {work.namespace for work in all_works if work.counts.events or work.sweeps}
+    busy_namespaces = {work.namespace for work in all_works if work.counts.events or work.sweeps}.union(at_work)
     positions.scanned |= {
         each: to for each in positions.known if each not in busy_namespaces and positions.start(each) >= start
     }
-    return [work for work in all_works if not failures.is_set_aside(str(work.namespace))]
+    return [work for work in all_works if not is_left_out(work.namespace)]
 
 
 def with_few_idle(works: Sequence[CollectionWork]) -> list[CollectionWork]:

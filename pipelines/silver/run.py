@@ -42,7 +42,7 @@ import shlex
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
@@ -123,21 +123,22 @@ def run(
     logged and the others continue. Its error is raised at the end, or when all have failed (`errors.together` for several): `TableOwned`,
     `LeaseHeld`, `OwnershipLost` and `CommitConflict` among them. A refused run has committed nothing.
     """
-    stop_event = stop or threading.Event()
-    pool, counter = parallel.Pool(spark, sessions), WorkCounter("silver", progress)
-    silver = _SilverRun(spark, settings, take_over, pool, stop_event, to, once, counter=counter)
+    stop_event, more = stop or threading.Event(), bronze_news or NewCommits()
+    # A collection that a round did not wait for may have new events by now.
+    pool = parallel.Pool(spark, sessions, ended=lambda _: more.tell())
+    counter = WorkCounter("silver", progress)
+    silver = _SilverRun(spark, settings, take_over, pool, stop_event, to, once, counter=counter, news=news or NewCommits())
     start = time.monotonic()
     total = SilverResult(0, 0, 0.0)
     try:
         while True:
             result = silver.run_round()
             total = together(total, result)
-            if news is not None and result.collections:
-                news.tell(collection.namespace for collection in result.collections)
             if once or stop_event.is_set():
                 break
             if not result.events:
-                (bronze_news or NewCommits()).wait(pause_seconds, stop=stop_event)
+                more.wait(pause_seconds, stop=stop_event)
+        total = together(total, _of(pool.rest(), total.batch))
         silver.failures.raised()
     finally:
         silver.close()
@@ -153,6 +154,12 @@ def together(total: SilverResult, last: SilverResult) -> SilverResult:
             result, after=previous.after, events=previous.events + result.events, seconds=previous.seconds + result.seconds
         )
     return SilverResult(last.batch, total.events + last.events, total.seconds + last.seconds, tuple(by_name.values()))
+
+
+def _of(results: Sequence[SilverCollectionResult | None], batch: int, seconds: float = 0.0) -> SilverResult:
+    """The result of a round that took so long, from those of its collections; None stands for one that failed."""
+    collections = tuple(result for result in results if result is not None)
+    return SilverResult(batch, sum(result.events for result in collections), seconds, collections)
 
 
 @dataclass
@@ -187,6 +194,8 @@ class _SilverRun:
     not_looked_at: list[registry.Namespace] = field(default_factory=list)
     """The collections whose tables a look has not reached yet."""
     counter: WorkCounter = field(default_factory=lambda: WorkCounter("silver"))
+    news: NewCommits = field(default_factory=NewCommits)
+    """Told of each commit."""
 
     def __post_init__(self) -> None:
         self.layout = delta.layout(self.settings.lakehouse)
@@ -194,7 +203,8 @@ class _SilverRun:
         self.positions = Positions(self.spark, self.settings, self.failures, self.take_over, self.began_ms)
 
     def close(self) -> None:
-        """Release the claims, except those that another run has taken over."""
+        """Release the claims, except those that another run has taken over, when no collection is at work any more."""
+        self.pool.close()
         # In every release: the next start reads it from whichever table has the newest.
         metadata = self.positions.settled_metadata()
         for collection in self.collections.values():
@@ -204,7 +214,7 @@ class _SilverRun:
         self.collections.clear()
 
     def run_round(self) -> SilverResult:
-        """Apply what bronze holds now to all collections."""
+        """Apply what bronze holds now to all collections, except those at which an earlier round of a service is still at work."""
         # Bronze only grows: all that the round reads of it is in its log as it was at the first look.
         with stored_files.one_look_at(local_log.place(self.spark, self.bronze)):
             return self._round()
@@ -218,30 +228,36 @@ class _SilverRun:
         positions.look(newest)
         if positions.discovered is None:
             positions.read()
+        works_at_work: list[CollectionWork] = self.pool.at_work
+        at_work = {work.namespace for work in works_at_work}
         self._release_idle()
         self.failures.begin_round()
-        reread_namespaces = self._retry_failed()
+        reread_namespaces = self._retry_failed(at_work)
         if not self.once:
-            self._reread_moved()
+            self._reread_moved(at_work)
         positions.check_log()
         survey_start = time.monotonic()
-        works = due.works(self.spark, self.bronze, positions, to)
+        works = due.works(self.spark, self.bronze, positions, to, at_work=at_work)
         self.survey_seconds = time.monotonic() - survey_start
         if not self.once:  # a run that ends moves all positions: the next start reads from the oldest
             works = due.with_few_idle(works)
             self._note_lost()
         for namespace in reread_namespaces - {work.namespace for work in works}:
             self.failures.passed(str(namespace))
-        self.is_alone = len(works) == 1
-        self.counter.begin(len(works), sum(work.counts.events for work in works))
+        self.is_alone = len(works) == 1 and not at_work
+        all_works = [*works_at_work, *works]
+        self.counter.begin(len(all_works), sum(work.counts.events for work in all_works))
         apply = self.counter.counting(self.failures.guarding(self._applied, name=lambda work: str(work.namespace)))
-        results = [result for result in self.pool.each(works, apply, stop=self.stop) if result is not None]
-        self.failures.end_where_all_failed(map(str, positions.known))
-        # After the results: a collection that failed is not at `to`, so that nothing is settled.
+        has_others = not self.once and len(positions.known) > 1
+        patience = parallel.PATIENCE_SECONDS if has_others else math.inf
+        results = self.pool.each(works, apply, stop=self.stop, patience_seconds=patience)
+        if not self.pool.at_work:  # their retry may succeed
+            self.failures.end_where_all_failed(map(str, positions.known))
+        # After the results: a collection that failed, or is at work, is not at `to`, so that nothing is settled.
         positions.settle(to)
-        events = sum(result.events for result in results)
-        self.idle = {result.namespace for result in results if not result.events}
-        return SilverResult(to, events, time.monotonic() - start, tuple(results))
+        result = _of(results, to, time.monotonic() - start)
+        self.idle = {each.namespace for each in result.collections if not each.events}
+        return result
 
     def _note_lost(self) -> None:
         """Note again what `ops/collections` lost, for example because it was removed: gold and `status` know no other collections."""
@@ -258,7 +274,7 @@ class _SilverRun:
                     self.spark, self.settings, new=lost, discovered=self.positions.discovered or 0, log=self.positions.log
                 )
 
-    def _reread_moved(self) -> None:
+    def _reread_moved(self, at_work: Collection[registry.Namespace]) -> None:
         """Read again the tables that were moved back, by a RESTORE for example: of a collection without new events nothing else would notice
         it, and gold publishes the older rows. Not in a store, where each table is a request."""
         now = time.monotonic()
@@ -266,10 +282,9 @@ class _SilverRun:
             self.not_looked_at, self.next_look = [*self.positions.known], now + NOTED_SECONDS
         while self.not_looked_at and time.monotonic() <= now + LOOK_SECONDS:
             namespace = self.not_looked_at.pop()
-            # One that failed is read again by itself (`_retry_failed`).
-            if str(namespace) not in self.failures.by_name and self._is_behind(
-                namespace, self.positions.known[namespace].to
-            ):
+            # One that failed is read again by itself (`_retry_failed`), and the commits of one at work find it out.
+            is_looked_at = str(namespace) not in self.failures.by_name and namespace not in at_work
+            if is_looked_at and self._is_behind(namespace, self.positions.known[namespace].to):
                 log.warning(
                     "%s: its table was restored, repaired or removed; applying the events again that it lacks", namespace
                 )
@@ -285,7 +300,7 @@ class _SilverRun:
             return table_to is not None and int(table_to) < to
         return False
 
-    def _retry_failed(self) -> set[registry.Namespace]:
+    def _retry_failed(self, at_work: Collection[registry.Namespace]) -> set[registry.Namespace]:
         """Release and read again the collections that failed and may be retried now; returns those that could be read.
 
         Their errors stay noted, so that the same error is not logged twice.
@@ -294,7 +309,7 @@ class _SilverRun:
         # Also those whose position could not be read at first, as in an outage of a store.
         all_namespaces = (*self.positions.known, *self.positions.unread)
         for namespace in [each for each in all_namespaces if str(each) in self.failures.by_name]:
-            if self.failures.is_set_aside(str(namespace)):
+            if self.failures.is_set_aside(str(namespace)) or namespace in at_work:
                 continue
             # Another run may have moved or rebuilt the table while it was not claimed here.
             if self._reread(namespace):
@@ -315,7 +330,7 @@ class _SilverRun:
 
     def _release_idle(self) -> None:
         """Release the collections without events: a service would otherwise hold every collection that ever existed."""
-        for namespace in [each for each in self.collections if str(each) in self.idle]:
+        for namespace in [each for each in [*self.collections] if str(each) in self.idle]:
             self.positions.schemas[str(namespace)] = self.collections[namespace].schema
             self._release(namespace)
 
@@ -343,6 +358,7 @@ class _SilverRun:
             collection.lacks_quarantine = False
             positions[namespace] = position
             self.retyped.add(namespace)
+        self.news.tell([str(namespace)])
         return SilverCollectionResult(
             str(namespace),
             work.position.to,

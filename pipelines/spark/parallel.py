@@ -5,13 +5,15 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import logging
+import math
 import queue
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from cdc_core import errors
 from pipelines.spark import failures as spark_failures
@@ -25,6 +27,9 @@ Outcome = TypeVar("Outcome")
 Sessions = Callable[[], "SparkSession"]
 
 THREADS = 4
+
+PATIENCE_SECONDS = 2.0
+"""How long a round of a service waits for a table that takes longer than the others: it then goes on beside the next rounds."""
 
 TURN_SECONDS = 20.0
 """The time after which a collection with a long backlog ends its turn, so that the round ends and the others continue."""
@@ -63,8 +68,9 @@ class Failures:
     def begin_round(self) -> None:
         """Allow the retry of collections whose pause is over. Within a round none is retried: its survey does not include them."""
         now = time.monotonic()
-        self._waiting = {name for name in self.by_name if self._until.get(name, 0.0) > now}
-        for name, error in self.by_name.items():
+        failures = [*self.by_name.items()]  # those at work may change it meanwhile
+        self._waiting = {name for name, _ in failures if self._until.get(name, 0.0) > now}
+        for name, error in failures:
             if now - self._logged.get(name, now) >= REMINDER_SECONDS:
                 self._log(name, error, "it still fails, the other collections continue")
 
@@ -170,50 +176,103 @@ class Pool:
 
     spark: SparkSession
     sessions: Sessions | None
+    ended: Callable[[Any], object] = lambda item: None
+    """Called with an item of `at_work` that has ended."""
     _idle: queue.SimpleQueue[SparkSession] = field(default_factory=queue.SimpleQueue)
+    _threads: ThreadPoolExecutor | None = None
+    _begun: dict[Future[list[Any]], Any] = field(default_factory=dict)
+    """The items whose outcomes no call has returned yet."""
+    _failed: threading.Event = field(default_factory=threading.Event)
+
+    @property
+    def at_work(self) -> list[Any]:
+        """The items that earlier calls of `each` did not wait for, and that have not ended since."""
+        return [item for future, item in self._begun.items() if not future.done()]
 
     def each(
-        self, items: Sequence[Item], act: Callable[[SparkSession, Item], Outcome], *, stop: threading.Event
-    ) -> list[Outcome]:
-        """The results of `act` in the items' order, without items that had not begun when `stop` was set.
-
-        After an error no further item begins. The error is raised when all begun items have ended.
-        """
-        # One item needs no thread, and the first statement of a new session would be slow.
-        if len(items) < 2 or self.sessions is None:
-            return [act(self.spark, item) for item in items if not stop.is_set()]
-        session = self._session(self.sessions)
-        if session is self.spark:
-            return [act(self.spark, item) for item in items if not stop.is_set()]
-        self._idle.put(session)
-        return self._in_threads(items, act, stop, self.sessions)
-
-    def _in_threads(
         self,
         items: Sequence[Item],
         act: Callable[[SparkSession, Item], Outcome],
+        *,
         stop: threading.Event,
-        sessions: Sessions,
+        patience_seconds: float = math.inf,
     ) -> list[Outcome]:
-        failed = threading.Event()
+        """The results of `act` in the items' order, without items that had not begun when `stop` was set.
 
-        def one(item: Item) -> list[Outcome]:
-            if stop.is_set() or failed.is_set():
+        After `patience_seconds` it waits only until a thread is free: the remaining items are then `at_work`, and a later call after their
+        end, or `rest`, returns their outcomes before its own. After an error no further item begins. The error is raised when all begun items have ended.
+        """
+        sessions = self.sessions
+        # One item needs no thread, and the first statement of a new session would be slow.
+        if sessions is None or (len(items) < 2 and not self._begun and math.isinf(patience_seconds)):
+            return [act(self.spark, item) for item in items if not stop.is_set()]
+        if items:
+            session = self._session(sessions)
+            if session is self.spark:
+                return [act(self.spark, item) for item in items if not stop.is_set()]
+            self._idle.put(session)
+        futures = [self._begin(item, act, stop, sessions) for item in items]
+        self._wait(futures, time.monotonic() + patience_seconds)
+        outcomes: list[Outcome] = self._ended()
+        for future in self._begun.keys() & futures:
+            future.add_done_callback(partial(self._tell, self._begun[future]))
+        return outcomes
+
+    def rest(self) -> list[Any]:
+        """The outcomes of the items `at_work`, when all have ended. Raises as `each`."""
+        wait(self._begun)
+        return self._ended()
+
+    def close(self) -> None:
+        """Wait for the items `at_work`, of which no further one begins; their outcomes and errors are lost."""
+        self._failed.set()
+        if self._threads is not None:
+            self._threads.shutdown()
+
+    def _begin(
+        self, item: Item, act: Callable[[SparkSession, Item], Outcome], stop: threading.Event, sessions: Sessions
+    ) -> Future[list[Outcome]]:
+        def one() -> list[Outcome]:
+            if stop.is_set() or self._failed.is_set():
                 return []
             session = self._session(sessions)
             try:
                 return [act(session, item)]
             except BaseException:
                 # No further item begins, so that the error is raised soon. Items that have begun may commit.
-                failed.set()
+                self._failed.set()
                 raise
             finally:
                 self._idle.put(session)
 
-        with ThreadPoolExecutor(THREADS, thread_name_prefix="medallion") as pool:
-            # With the caller's context: a look at a table in a store holds for the whole round (`stored_files.one_look_at`).
-            futures = [pool.submit(contextvars.copy_context().run, one, item) for item in items]
-        return [outcome for future in futures for outcome in future.result()]
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="medallion")
+        # With the caller's context: a look at a table in a store holds for the whole round (`stored_files.one_look_at`).
+        future = self._threads.submit(contextvars.copy_context().run, one)
+        self._begun[future] = item
+        return future
+
+    def _wait(self, futures: Sequence[Future[list[Any]]], deadline: float) -> None:
+        """Wait for these futures, after the deadline only for a free thread."""
+        while not all(future.done() for future in futures):
+            seconds = deadline - time.monotonic()
+            pending = [future for future in self._begun if not future.done()]
+            if seconds <= 0 and len(pending) < THREADS:
+                break
+            wait(pending, seconds if 0 < seconds < math.inf else None, return_when=FIRST_COMPLETED)
+
+    def _ended(self) -> list[Any]:
+        """The outcomes of the items that have ended, in the order in which they began."""
+        if self._failed.is_set():
+            wait(self._begun)
+        return [outcome for future in [*self._begun] if future.done() for outcome in self._taken(future)]
+
+    def _taken(self, future: Future[list[Outcome]]) -> list[Outcome]:
+        del self._begun[future]
+        return future.result()
+
+    def _tell(self, item: object, _: Future[list[Any]]) -> None:
+        self.ended(item)
 
     def _session(self, sessions: Sessions) -> SparkSession:
         with contextlib.suppress(queue.Empty):

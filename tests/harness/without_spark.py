@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import os
 import re
 import threading
 import uuid
@@ -103,14 +104,21 @@ class _Log(direct_log.DirectLog):
             raise direct_log.VersionTaken from None
 
     def append(self, file: data_file.ParquetFile) -> int:
-        return write(self._folder, (local_log.newest_version(self._folder) or 0) + 1, [log_actions.added(file)])
+        while True:
+            with contextlib.suppress(FileExistsError):  # another thread's append was faster
+                return write(self._folder, (local_log.newest_version(self._folder) or 0) + 1, [log_actions.added(file)])
 
 
 def write(folder: Path, version: int, actions: Iterable[Mapping[str, Any]], operation: str = "WRITE", **said: Any) -> int:
-    """Write one commit to a log, and return its version."""
+    """Write one commit to a log, whole or not at all, and return its version. Raises `FileExistsError` for one that exists."""
     info = {"timestamp": clock.now_ms(), "operation": operation, "operationParameters": {}, **said}
-    with open(folder / "_delta_log" / f"{version:020}.json", "x", encoding="utf-8") as file:
-        file.write("".join(f"{json.dumps(action)}\n" for action in [{"commitInfo": info}, *actions]))
+    commit = folder / "_delta_log" / f"{version:020}.json"
+    draft = commit.with_suffix(f".{uuid.uuid4().hex[:8]}.draft")
+    draft.write_text("".join(f"{json.dumps(action)}\n" for action in [{"commitInfo": info}, *actions]), encoding="utf-8")
+    try:
+        os.link(draft, commit)
+    finally:
+        draft.unlink()
     return version
 
 
@@ -131,7 +139,7 @@ def create(
     assert folder is not None
     if local_log.exists(folder):
         return
-    (folder / "_delta_log").mkdir(parents=True)
+    (folder / "_delta_log").mkdir(parents=True, exist_ok=True)
     configuration = {definition.FORMAT_PROPERTY: definition.FORMAT, **(properties or {})}
     held = {
         "id": str(uuid.uuid4()),
@@ -142,7 +150,8 @@ def create(
     metadata = {**held, "schemaString": _Ddl(columns).struct("").json(), "configuration": configuration}
     has_vectors = definition.is_on({definition.DELETION_VECTORS: "true", **configuration}, definition.DELETION_VECTORS)
     protocol = {"minReaderVersion": 3, "minWriterVersion": 7, **(FEATURES if has_vectors else PLAIN_FEATURES)}
-    write(folder, 0, [{"protocol": protocol}, {"metaData": metadata}], "CREATE TABLE")
+    with contextlib.suppress(FileExistsError):  # another thread was faster
+        write(folder, 0, [{"protocol": protocol}, {"metaData": metadata}], "CREATE TABLE")
 
 
 class _Ddl:
@@ -255,6 +264,11 @@ class Hop:
             op = "d" if document is None else "u"
             rows.append(place | source | said | {"kind": "change", "op": op, "after": after, "updateDescription": update})
         self.commit(rows)
+
+    @property
+    def batch(self) -> int:
+        """The newest batch."""
+        return self._batch
 
     def drop(self, collection: str = "t") -> None:
         """Append a batch in which a collection is dropped."""
