@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import functools
 import itertools
 import os
 from collections.abc import Iterator, Sequence
@@ -45,6 +46,34 @@ def places(folder: Path, files: Sequence[dict[str, Any]], column: str, values: S
         for number, rows in zip(missing_numbers, itertools.chain.from_iterable(group_rows), strict=True):
             file_rows[number] = rows
     return [(file, rows) for file, rows in zip(files, file_rows, strict=True) if rows]
+
+
+def places_of(folder: Path, files: Sequence[dict[str, Any]], keys: pa.Table, schema: pa.Schema) -> Places:
+    """The files that hold one of these keys in the columns of `schema`, each with the row numbers; deleted rows included.
+
+    Raises `OSError`, or `NotReadable` where a file has columns of other types.
+    """
+    value_sets = [pc.unique(column) for column in keys.columns]
+    tuples = set(_tuples(keys))
+
+    def rows(source: Source) -> list[int]:
+        with pq.ParquetFile(source, coerce_int96_timestamp_unit="us") as parquet:
+            present_columns = [name for name in schema.names if name in parquet.schema_arrow.names]
+            file_rows = table_schema.conformed(parquet.read(present_columns), schema)
+        is_in = [pc.is_in(column, value_set=values) for column, values in zip(file_rows.columns, value_sets, strict=True)]
+        numbers = pc.indices_nonzero(functools.reduce(pc.and_, is_in))
+        if len(schema) == 1:
+            return list(numbers.to_pylist())
+        # Each of its values is sought, but maybe in different keys.
+        return [*itertools.compress(numbers.to_pylist(), (each in tuples for each in _tuples(file_rows.take(numbers))))]
+
+    with ThreadPoolExecutor(THREADS, thread_name_prefix="medallion-keys") as pool:
+        file_rows = pool.map(rows, _sources(folder, files))
+        return [(file, numbers) for file, numbers in zip(files, file_rows, strict=True) if numbers]
+
+
+def _tuples(rows: pa.Table) -> Iterator[tuple[Any, ...]]:
+    return zip(*(column.to_pylist() for column in rows.columns))
 
 
 def _sources(folder: Path, files: Sequence[dict[str, Any]]) -> list[Source]:

@@ -44,6 +44,9 @@ MANY_ROWS = 50_000_000
 """Keys are searched here in files with at most this many rows in all; a million rows take less than 0.1 s. Executors find keys among more
 rows sooner."""
 
+MANY_KEYS = 5_000_000
+"""`places_of` reads the keys of all rows of a table with at most so many."""
+
 MANY_REWRITTEN_BYTES = 128 * 2**20
 """Where a table has no deletion vectors, files of at most this size in all are rewritten here to replace some of their rows. A compaction
 makes files of this size, too."""
@@ -298,6 +301,16 @@ def _bring_vectors(folder: Path, files: Sequence[Mapping[str, Any]]) -> None:
     """Copy the deletion vectors of these files where the table is in a store. Raises `OSError`."""
     vectors = (each["deletionVector"] for each in files if each.get("deletionVector"))
     stored_files.bring(folder, ((deleted_rows.file_of(each), None) for each in vectors if each["storageType"] == "u"))
+
+
+def places_of(live: LiveFiles, keys: pa.Table) -> Places:
+    """As `LiveFiles.places`, of keys in several columns, of any types that Arrow compares; null is equal to null.
+
+    Raises `NotReadable` where more than `MANY_KEYS` rows would have to be read, and `OSError`.
+    """
+    if live.row_count() > MANY_KEYS:
+        raise table_schema.NotReadable
+    return key_search.places_of(live.folder, live.files(), keys, _schema_of(live.schema, keys.column_names))
 
 
 def rows_at(live: LiveFiles, places: Places, *, columns: Sequence[str], size_bytes: int, read_bytes: int) -> pa.Table:

@@ -6,7 +6,7 @@ Changes of silver are found by `current.GoldTable`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import pyarrow as pa
 from pyspark.errors import AnalysisException
@@ -37,9 +37,16 @@ _DIGEST = f"sha2(to_json(struct(*), map({_OPTIONS})), 256)"
 _FILE = "substring_index(_metadata.file_path, '/', -1)"
 
 
+class ChangedKeys(NamedTuple):
+    """Keys of changed rows. If `are_cheap`, this process holds the rows, and computing the keys again reads no table."""
+
+    rows: DataFrame
+    are_cheap: bool
+
+
 def changed_keys(
     spark: SparkSession, table: tables.TableRef, before: int, after: int, columns: Sequence[str]
-) -> DataFrame | None:
+) -> ChangedKeys | None:
     """The values of `columns` (as `__key_0`, …) in the rows that only one of two versions of a table has, with repetitions; None if the
     versions have other types of them.
 
@@ -48,7 +55,8 @@ def changed_keys(
     """
     before, after = table_history.changed_between(spark, table, before, after)
     files = _seen(spark, table, before, after)
-    old, new = _few_rows(spark, files) or _rows_of_files(spark, table, (before, after), files)
+    few_rows = _few_rows(spark, files)
+    old, new = few_rows or _rows_of_files(spark, table, (before, after), files)
     names = [f"{identifier(name)} AS `__key_{number}`" for number, name in enumerate(columns)]
     old, new = (
         rows.selectExpr(*names, f"{_DIGEST} AS `__row`", f"{sign} AS `__sign`") for rows, sign in ((old, -1), (new, 1))
@@ -59,7 +67,8 @@ def changed_keys(
     all_rows = old.unionByName(new)
     keys = [f"__key_{number}" for number in range(len(columns))]
     # A row of both versions counts once on each side and cancels out.
-    return all_rows.groupBy(*keys, "__row").agg(F.sum("__sign").alias("__sum")).where("`__sum` <> 0").select(*keys)
+    changed_rows = all_rows.groupBy(*keys, "__row").agg(F.sum("__sign").alias("__sum")).where("`__sum` <> 0")
+    return ChangedKeys(changed_rows.select(*keys), few_rows is not None)
 
 
 _Seen: TypeAlias = "tuple[LiveFiles, LiveFiles] | None"

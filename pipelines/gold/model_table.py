@@ -10,22 +10,18 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-import operator
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any
 
 import pyarrow as pa
-from py4j.protocol import Py4JJavaError
-from pyspark.errors import PySparkException
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from cdc_core import errors
-from cdc_core.gold import key_ranges
 from cdc_core.models import sql_model
 from cdc_core.sql import merge as sql_merge
 from cdc_core.sql import table_columns
@@ -36,7 +32,7 @@ from pipelines.bronze import survey
 from pipelines.delta import maintenance, query_execution, table_history, upsert
 from pipelines.delta import tables as delta
 from pipelines.delta.writer import Writer
-from pipelines.gold import current, model_changes, queries
+from pipelines.gold import current, model_in_process, model_keys, queries
 from pipelines.gold.candidate import Audit, Candidate, selected
 from pipelines.gold.model_inputs import ModelInputs
 from pipelines.gold.table_claims import TableClaims
@@ -151,7 +147,7 @@ class ModelTable:
                     and query_execution.takes_settings(self.spark)
                     and _fits(self.spark, table, whole)
                 ):
-                    keys = self._affected(work)
+                    keys = model_keys.affected(self.spark, self.model, self.inputs, work.live["to"], work.moved)
                 if keys is None or writer is None:
                     return "whole", *self._replaced(work, claims, writer, whole.select(*columns))
                 result = self._merged(work, writer, keys)
@@ -221,17 +217,24 @@ class ModelTable:
     def _description(self, table: tables.TableRef) -> str:
         return self.spark.sql(f"DESCRIBE DETAIL {table}").select("description").collect()[0].description or ""
 
-    def _merged(self, work: ModelWork, writer: Writer, keys: DataFrame) -> tuple[int, int | None]:
+    def _merged(self, work: ModelWork, writer: Writer, affected: model_keys.ModelKeys) -> tuple[int, int | None]:
         """Replace the rows of the keys that may have changed; returns the number of keys, and the version."""
+        keys = affected.rows
         with ExitStack() as stack:
-            stack.callback(query_execution.unpersist, keys)
-            spans = _spans(keys)
-            rows = stack.enter_context(query_execution.held(stack.enter_context(self._of_keys(keys, spans))))
+            stack.callback(affected.close)
+            spans = model_keys.spans(keys)
+            query = stack.enter_context(self._of_keys(keys, spans))
+            # A suite compares the table's other rows, too.
+            if affected.few is not None and not self.audit.judges(self.model.name):
+                version = self._replaced_here(work, writer, query, affected.few)
+                if version is not None:
+                    return affected.few.num_rows, version
+            rows = stack.enter_context(query_execution.held(query))
             self._check_unique(rows)
             self._check_led(rows, [keys])
             self._check_apart(rows, [keys])
             live = self.spark.table(str(writer.table))
-            is_same_key = self._is_same_key(rows, keys)
+            is_same_key = model_keys.is_same(self.model, rows, keys)
             # All rows that the table would have, for expectations about the whole table.
             other_rows = live.alias("l").join(keys.alias("k"), is_same_key, "left_anti")
             all_rows = other_rows.unionByName(rows)
@@ -255,7 +258,7 @@ class ModelTable:
             }
 
             def touched() -> DataFrame:
-                held = self.spark.table(str(writer.table)).alias("t").where(_within(pruned))
+                held = self.spark.table(str(writer.table)).alias("t").where(model_keys.within(pruned))
                 own = held.select(*map(identifier, self.model.unique_key), *writer.row_locations()).alias("l")
                 return own.join(keys.alias("k"), is_same_key, "left_semi").select(*upsert.ROW_LOCATION)
 
@@ -267,15 +270,24 @@ class ModelTable:
                     return count, version
             # Keys for which the query has no row: the MERGE needs a source row to delete theirs.
             gone_keys = keys.alias("k").join(rows.alias("l"), is_same_key, "left_anti").withColumn("__gone", F.lit(True))
-            gone_keys = _as_keys_of(rows.schema, gone_keys, self.model.unique_key)
+            gone_keys = model_keys.as_keys_of(rows.schema, gone_keys, self.model.unique_key)
             source = rows.withColumn("__gone", F.lit(False)).unionByName(gone_keys, allowMissingColumns=True)
-            statement = _statement(rows.columns, self.model.unique_key, _within(pruned))
+            statement = _statement(rows.columns, self.model.unique_key, model_keys.within(pruned))
             confs = current.MERGE_CONFS if query_execution.holds_rows(self.spark) else {}
             return count, writer.merge(source, statement, to=work.to, extra=extra, confs=confs)
 
+    def _replaced_here(self, work: ModelWork, writer: Writer, query: DataFrame, keys: pa.Table) -> int | None:
+        """Replace the rows of few keys by those of the query in this process; the version, None where Spark has to do it."""
+        few = model_in_process.computed(query, keys, writer)
+        if few is None:
+            return None
+        if few.rowless.num_rows:
+            self._check_rowless(self.spark.createDataFrame(few.rowless))
+        return model_in_process.replaced(few, writer, to=work.to, extra=self._made_by)
+
     @contextmanager
-    def _of_keys(self, keys: DataFrame, spans: _Spans) -> Iterator[DataFrame]:
-        """The query over those rows of tables with a `key` that have one of these keys; `spans` are `_spans` of them."""
+    def _of_keys(self, keys: DataFrame, spans: model_keys.Spans) -> Iterator[DataFrame]:
+        """The query over those rows of tables with a `key` that have one of these keys; `spans` are those of `model_keys`."""
         view = f"keys_{uuid.uuid4().hex[:12]}"
 
         def restricted(ref: sql_model.Ref) -> str:
@@ -283,7 +295,7 @@ class ModelTable:
                 return self.inputs.relation(ref)
             columns = {key: f"r.{identifier(column)}" for column, key in zip(ref.key, self.model.unique_key)}
             on = " AND ".join(f"{column} <=> k.{identifier(key)}" for key, column in columns.items())
-            within = _within({columns[key]: spans[key] for key in spans})
+            within = model_keys.within({columns[key]: spans[key] for key in spans})
             return f"(SELECT r.* FROM {self.inputs.relation(ref)} AS r LEFT SEMI JOIN {view} AS k ON {on} WHERE {within})"
 
         keys.createOrReplaceTempView(view)
@@ -292,45 +304,10 @@ class ModelTable:
         finally:
             self.spark.catalog.dropTempView(view)
 
-    def _affected(self, work: ModelWork) -> DataFrame | None:
-        """The keys of the changed rows, both before and after, as a row may move to another key; None if the older version cannot be
-        read, or has keys of another type."""
-        positions: dict[str, Any] = work.live["to"]
-        affected_keys: DataFrame | None = None
-        try:
-            for ref in self.model.refs:
-                if ref.name not in work.moved or not ref.key:
-                    continue
-                source = self.inputs.table(ref.name)
-                assert source is not None
-                keys = model_changes.changed_keys(
-                    self.spark, source.table, positions[ref.name]["version"], source.version, ref.key
-                )
-                if keys is None:
-                    return None
-                model_keys = keys.toDF(*self.model.unique_key)
-                affected_keys = model_keys if affected_keys is None else affected_keys.unionByName(model_keys)
-            assert affected_keys is not None
-            return query_execution.materialized(affected_keys.distinct())
-        except (PySparkException, Py4JJavaError, errors.CommitConflict) as error:
-            condition = spark_failures.condition(error) or type(error).__name__
-            log.info("%s: computing the whole model, because the changes are not known (%s)", self.model.name, condition)
-            return None
-
     def _keys_of(self, ref: sql_model.Ref) -> DataFrame:
         """All keys in the table of a reference."""
         names = ", ".join(map(identifier, ref.key))
         return self.spark.sql(f"SELECT DISTINCT {names} FROM {self.inputs.relation(ref)}").toDF(*self.model.unique_key)
-
-    def _is_same_key(self, rows: DataFrame, keys: DataFrame) -> Column:
-        """The join condition that `rows`, as `l`, and `keys`, as `k`, have the same key.
-
-        Values of two types must be equal in both: Spark's comparison takes '007' and '7' for the number 7.
-        """
-        types = [{each.name: each.dataType for each in frame.schema} for frame in (rows, keys)]
-        return functools.reduce(
-            operator.and_, (_is_same_value(name, *(each[name] for each in types)) for name in self.model.unique_key)
-        )
 
     def _named(self, rows: DataFrame) -> tuple[str, ...]:
         """The columns by which messages identify a row: the model's `unique_key`, or the document's key if the row has it."""
@@ -351,7 +328,9 @@ class ModelTable:
         change."""
         strays = rows
         for table_keys in keys:
-            strays = strays.alias("l").join(table_keys.alias("k"), self._is_same_key(rows, table_keys), "left_anti")
+            strays = strays.alias("l").join(
+                table_keys.alias("k"), model_keys.is_same(self.model, rows, table_keys), "left_anti"
+            )
         if not strays.isEmpty():
             references = " and ".join(f"ref('{ref.name}', key='{', '.join(ref.key)}')" for ref in self.model.refs if ref.key)
             message = f"unique_key {', '.join(self.model.unique_key)} has values that are not in {references}"
@@ -364,11 +343,16 @@ class ModelTable:
         """Raise `SettingsError` if keys without a row get one when the query runs for them alone: then it combines keys or selects among
         them, and the rows of one key cannot be computed without the others."""
         all_keys = functools.reduce(lambda one, other: one.unionByName(other), keys).distinct().alias("k")
-        with query_execution.held(all_keys.join(rows.alias("l"), self._is_same_key(rows, all_keys), "left_anti")) as rowless:
-            if rowless.isEmpty():
-                return
-            with self._of_keys(rowless, _spans(rowless)) as alone:
-                is_apart = alone.isEmpty()
+        with query_execution.held(
+            all_keys.join(rows.alias("l"), model_keys.is_same(self.model, rows, all_keys), "left_anti")
+        ) as rowless:
+            if not rowless.isEmpty():
+                self._check_rowless(rowless)
+
+    def _check_rowless(self, keys: DataFrame) -> None:
+        """Raise `SettingsError` if the query has rows when it runs for these keys alone (`_check_apart`)."""
+        with self._of_keys(keys, model_keys.spans(keys)) as alone:
+            is_apart = alone.isEmpty()
         if not is_apart:
             message = (
                 f"the rows of one {', '.join(self.model.unique_key)} depend on documents of several, so they cannot be "
@@ -432,21 +416,6 @@ def is_same(before: object, now: object) -> bool:
     return all(is_same(before[name], now[name]) for name in names)
 
 
-def _is_same_value(name: str, left: T.DataType, right: T.DataType) -> Column:
-    """The condition that a column has the same value in `l` and `k`, whose types may differ."""
-    ours, theirs = F.col(f"l.{identifier(name)}"), F.col(f"k.{identifier(name)}")
-    if left == right:
-        return ours.eqNullSafe(theirs)
-    return ours.eqNullSafe(theirs.try_cast(left)) & theirs.eqNullSafe(ours.try_cast(right))
-
-
-def _as_keys_of(row_type: T.StructType, keys: DataFrame, names: Sequence[str]) -> DataFrame:
-    """The keys with the types of a model's rows, without those that no row can have: '0007' is not the key of the row 7."""
-    cast = {name: F.col(identifier(name)).try_cast(row_type[name].dataType) for name in names}
-    is_kept = (F.col(identifier(name)).eqNullSafe(cast[name].try_cast(keys.schema[name].dataType)) for name in names)
-    return keys.where(functools.reduce(operator.and_, is_kept)).withColumns(cast)
-
-
 def _metadata(model: sql_model.Model, name: str) -> dict[str, str]:
     comment = dict(model.columns).get(name, "")
     return {"comment": comment} if comment else {}
@@ -465,31 +434,3 @@ def _statement(columns: Sequence[str], keys: Sequence[str], pruning: str) -> sql
     """The MERGE of the keys that may have changed, compared by `<=>`, as a group may have the key NULL."""
     on = " AND ".join(f"t.{identifier(name)} <=> s.{identifier(name)}" for name in keys)
     return sql_merge.Merge(on, sql_merge.replacing(columns), pruning)
-
-
-_Spans: TypeAlias = "Mapping[str, tuple[Sequence[tuple[Any, Any]], bool]]"
-"""For columns of a key: ranges of its values, and whether it may be null."""
-
-
-def _spans(keys: DataFrame) -> _Spans:
-    """Ranges that cover the keys, for each of their columns with texts or whole numbers."""
-    types = {each.name: each.dataType for each in keys.schema}
-    names = [name for name in types if isinstance(types[name], T.IntegralType) or types[name] == T.StringType()]
-    if not names:
-        return {}
-    columns = [F.col(identifier(name)) for name in names]
-    rows = keys.select(*columns).limit(current.FEW_KEYS + 1).toArrow()
-    if is_many := rows.num_rows > current.FEW_KEYS:
-        ends = (keys.agg(*(end(column).alias(name) for column, name in zip(columns, names))) for end in (F.min, F.max))
-        rows = pa.concat_tables(each.toArrow() for each in ends)
-    limit = 1 if is_many else 16
-    return {
-        name: (key_ranges.covering(rows[name].drop_null().to_pylist(), limit=limit), is_many or rows[name].null_count > 0)
-        for name in names
-    }
-
-
-def _within(spans: _Spans) -> str:
-    """SQL that is true for all rows with the keys, given `_spans` by columns in SQL. With its literals files and pages are skipped."""
-    conditions = (key_ranges.condition(column, ranges, or_null=or_null) for column, (ranges, or_null) in spans.items())
-    return " AND ".join(f"({each})" for each in conditions) or "true"

@@ -3,7 +3,8 @@ if the setting allows it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import random
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from datetime import date
 from pathlib import Path
@@ -17,9 +18,10 @@ from pyspark.errors import PySparkException
 from cdc_core.models import sql_model
 from pipelines.delta import maintenance
 from pipelines.delta import tables as delta
-from pipelines.gold import current, model_table
+from pipelines.delta.writer import Writer
+from pipelines.gold import current, model_keys, model_table
 from pipelines.gold.candidate import no_audit
-from tests.harness import gold_shop
+from tests.harness import gold_shop, oracle
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -63,7 +65,7 @@ def test_only_files_that_may_have_the_keys_are_read(
     inputs: Any = SimpleNamespace(relation=lambda _: table)
     of_model = model_table.ModelTable(spark, model, inputs, no_audit)
     keys = spark.createDataFrame(values, rows.select(columns).schema)
-    with of_model._of_keys(keys, model_table._spans(keys)) as found:
+    with of_model._of_keys(keys, model_keys.spans(keys)) as found:
         assert len(found.inputFiles()) == files
         kept = [row for row in rows.select("id", *columns).collect() if row[1:] in values]
         assert sorted(found.collect()) == sorted(kept) != []
@@ -77,6 +79,28 @@ AFTER = "SELECT * FROM {{ ref('times') }}"
 ALL = "SELECT sum(total) AS total FROM {{ ref('totals') }}"
 
 
+def _noting(act: Callable[..., Any], ways: list[str]) -> Callable[..., Any]:
+    """The function, whose calls are noted."""
+
+    def noted(*given: Any, **named: Any) -> Any:
+        ways.append(act.__name__)
+        return act(*given, **named)
+
+    return noted
+
+
+def _sums(orders: Iterable[Any]) -> list[dict[str, Any]]:
+    """The rows of `SUMS` over these documents."""
+    groups: dict[tuple[Any, Any], list[Any]] = {}
+    for row in orders:
+        groups.setdefault((row.customer, row.note), []).append(row)
+    return [
+        {"customer": customer, "note": note, "total": total, "ids": sorted(row._id for row in rows)}
+        for (customer, note), rows in groups.items()
+        if (total := sum(row.amount for row in rows)) > 3
+    ]
+
+
 def _made(spark: SparkSession, root: Path, files: Mapping[str, str]) -> gold_shop.Shop:
     made = gold_shop.made(spark, root, files)
     made.change("orders", *({"_id": n, "customer": n % 4 or None, "amount": n} for n in range(12)))
@@ -84,11 +108,55 @@ def _made(spark: SparkSession, root: Path, files: Mapping[str, str]) -> gold_sho
     return made
 
 
+SUMS = """\
+{{ config(materialized='incremental', unique_key=['customer', 'note']) }}
+SELECT customer, note, sum(amount) AS total, collect_list(_id) AS ids FROM {{ ref('cases.orders', key=['customer', 'note']) }}
+GROUP BY customer, note HAVING sum(amount) > 3
+"""
+
+
+@pytest.mark.parametrize("vectors", [True, pytest.param(False, marks=pytest.mark.journey)])
+def test_few_keys_are_replaced_without_sparks_steps(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, vectors: bool
+) -> None:
+    """As Spark's steps do it: keys of several columns, null ones, new ones, those without a row, and changes that cancel out."""
+    rng, made = random.Random(3), gold_shop.made(spark, tmp_path, {"sums": SUMS})
+    made.settings = replace(made.settings, gold=replace(made.settings.gold, deletion_vectors=vectors))
+    ways: list[str] = []
+    for name in ("upsert", "merge"):
+        monkeypatch.setattr(Writer, name, _noting(getattr(Writer, name), ways))
+
+    def change(count: int) -> None:
+        documents = [
+            {"_id": rng.randrange(40), "customer": rng.choice([None, 1, 2, 7]), "note": rng.choice([None, "", "7", "é"])}
+            for _ in range(count)
+        ]
+        gone = tuple(rng.sample(range(40), 5))
+        made.change("orders", *({**each, "amount": rng.randrange(4)} for each in documents), gone=gone)
+
+    change(40)
+    assert made.run() == {"sums": "whole"}
+    for number in range(4):
+        # The third time by Spark's steps: both ways continue what the other one has written.
+        monkeypatch.setattr(model_keys, "FEW_KEYS", 0 if number == 2 else 1000)
+        change(3)
+        ways.clear()
+        assert made.run() == {"sums": "changed"}
+        assert bool(ways) is (number == 2)
+        expected = _sums(made.spark.table(str(delta.layout(made.settings.lakehouse).gold("cases", "orders"))).collect())
+        rows = oracle.read(delta.layout(made.settings.lakehouse).model("sums").path or "").to_pylist()
+        assert sorted(map(repr, ({**row, "ids": sorted(row["ids"])} for row in rows))) == sorted(map(repr, expected))
+
+
 @pytest.mark.journey  # minutes on a slow machine
-def test_an_incremental_model_has_deletion_vectors_as_the_setting_says(spark: SparkSession, tmp_path: Path) -> None:
+@pytest.mark.parametrize("few", [1000, 0])
+def test_an_incremental_model_has_deletion_vectors_as_the_setting_says(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, few: int
+) -> None:
     """A changed key rewrote the file that it was in. The setting is also applied if no rows changed; without it a table stays as it is; a
     model that is always made whole has none.
     """
+    monkeypatch.setattr(model_keys, "FEW_KEYS", few)
     made = _made(spark, tmp_path, {"totals": TOTALS, "all": ALL})
     place = delta.layout(made.settings.lakehouse).model
 
@@ -113,7 +181,7 @@ def test_an_incremental_model_has_deletion_vectors_as_the_setting_says(spark: Sp
     made.change("orders", {"_id": 6, "customer": 1, "amount": 6}, gone=(12, 3, 7, 11))
     assert run(False) == ("changed", False)
     assert run(None) == ("nothing", False)
-    assert made.rows("totals") == {(None, 12), (1, 21), (2, 12)} and "MERGE" in operations()
+    assert made.rows("totals") == {(None, 12), (1, 21), (2, 12)} and ("MERGE" in operations()) is (not few)
     assert run(True) == ("nothing", True)
 
 

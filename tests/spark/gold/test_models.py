@@ -476,7 +476,7 @@ def test_what_changed_is_the_same_whoever_looks_for_it(
 
     def changed() -> list[int]:
         found = model_changes.changed_keys(spark, table, before, after, ["k.1"])
-        return sorted(row[0] for row in found.collect())
+        return sorted(row[0] for row in found.rows.collect())
 
     expected = [3, 3, 5, 6, 6, 700, 700, 1000]
     with monkeypatch.context() as here:

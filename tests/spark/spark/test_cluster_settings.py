@@ -126,7 +126,7 @@ def test_what_changed_between_two_versions_is_found(writer: Writer, monkeypatch:
         for n in (1, 2)
     )
     changed = model_changes.changed_keys(writer.spark, writer.table, before, after, ("n",))
-    assert [tuple(row) for row in changed.collect()] == [(2,)]
+    assert [tuple(row) for row in changed.rows.collect()] == [(2,)]
 
 
 def test_each_fact_that_is_noted_is_kept(cluster: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
