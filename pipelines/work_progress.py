@@ -25,30 +25,41 @@ class WorkProgress:
 
 
 class WorkCounter:
-    """Counts what is done, in any thread, and calls `hear` after each step."""
+    """Counts what is done, in any thread, and calls `hear` after each step.
+
+    Work that is still going on when a count begins is a part of it, with the time since that work began. Its events are not: some were
+    counted before.
+    """
 
     def __init__(self, work: str, hear: Callable[[WorkProgress], None] | None = None) -> None:
         self._work = work
         self._hear = hear
         self._lock = threading.Lock()
+        self._going_on: dict[object, float] = {}
+        """When each table was begun at which one is at work."""
         self.begin(0)
 
     def begin(self, tables: int, events: int = 0) -> None:
-        """Count anew, to these numbers."""
-        self._began = time.monotonic()
-        self._tables, self._all_tables, self._events, self._all_events = 0, tables, 0, events
-        if tables:
+        """Count anew, to these numbers, beside what is going on."""
+        with self._lock:
+            self._began = min(self._going_on.values(), default=time.monotonic())
+            self._tables, self._all_tables = 0, tables + len(self._going_on)
+            self._events, self._all_events = 0, 0 if self._going_on else events
+        if self._all_tables:
             self.add()
 
     def add(self, events: int = 0, *, tables: int = 0) -> None:
         """Count what was done since the last call."""
         with self._lock:
-            self._tables += tables
-            self._events += events
-            seconds = time.monotonic() - self._began
-            now = WorkProgress(self._work, self._tables, self._all_tables, self._events, self._all_events, seconds)
-            if self._hear is not None:
-                self._hear(now)
+            self._count(events, tables)
+
+    def _count(self, events: int, tables: int) -> None:
+        self._tables += tables
+        self._events += events if self._all_events else 0
+        seconds = time.monotonic() - self._began
+        now = WorkProgress(self._work, self._tables, self._all_tables, self._events, self._all_events, seconds)
+        if self._hear is not None:
+            self._hear(now)
 
     def each(self, items: Sequence[Item]) -> Iterator[Item]:
         """The items, one table each, counted when the next one is asked for."""
@@ -61,9 +72,14 @@ class WorkCounter:
         """A function that calls `act` and counts one more table, also after an error."""
 
         def counted(spark: SparkSession, item: Item) -> Outcome:
+            work = object()
+            with self._lock:
+                self._going_on[work] = time.monotonic()
             try:
                 return act(spark, item)
             finally:
-                self.add(tables=1)
+                with self._lock:  # at once: a count that began in between would not expect the table
+                    del self._going_on[work]
+                    self._count(0, 1)
 
         return counted

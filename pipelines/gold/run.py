@@ -246,11 +246,11 @@ class _GoldRun:
             try:
                 return act(spark, work)
             except Exception:
-                self._release_table(work)
+                self._release_table(spark, work)
                 raise
 
         has_others = self.turn_seconds < math.inf and len(self.known.namespaces) > 1
-        self.counter.begin(len(due) + len(self.pool.at_work))
+        self.counter.begin(len(due))
         results = self.pool.each(
             due,
             self.counter.counting(self.failures.guarding(done, name=_name)),
@@ -294,16 +294,16 @@ class _GoldRun:
             self.failures.passed(str(namespace))
         return work
 
-    def _release_table(self, work: current.GoldWork | _HistoryWork) -> None:
+    def _release_table(self, spark: SparkSession, work: current.GoldWork | _HistoryWork) -> None:
         is_history = isinstance(work, _HistoryWork)
         table_of, cache = (self.layout.history, self.histories) if is_history else (self.layout.gold, self.sources)
-        self.claims.release(table_of(*work.namespace))
+        self.claims.release(spark, table_of(*work.namespace))
         cache.pop(work.namespace, None)
 
-    def _release_idle(self, work: current.GoldWork | _HistoryWork, after: int, changed: int) -> None:
+    def _release_idle(self, spark: SparkSession, work: current.GoldWork | _HistoryWork, after: int, changed: int) -> None:
         """Release the table of a collection without changes: a service would otherwise hold every collection that ever existed."""
         if not changed and work.silver.to - after >= registry.IDLE_BATCHES:
-            self._release_table(work)
+            self._release_table(spark, work)
 
     def _histories(
         self, going: Sequence[registry.Namespace], known: Sequence[registry.Namespace], at_work: Collection[str]
@@ -363,7 +363,7 @@ class _GoldRun:
         self.published_tables.add(table)
         maintenance.compact(writer)
         if writer.metadata.get("to") == work.silver.to:  # not if it was interrupted between two ranges
-            self._release_idle(work, work.at.to, events)
+            self._release_idle(spark, work, work.at.to, events)
         name = _history_of(work.namespace)
         return GoldTableResult(name, work.at.to, work.silver.to, events, False, writer.version, time.monotonic() - started)
 
@@ -432,7 +432,7 @@ class _GoldRun:
             log.warning("%s", str(error).partition("\n")[0])
             self.refused[work.namespace] = _Refusal(work.silver.version, error)
             return None
-        self._release_idle(work, work.gold.to or 0, 0 if result is None else result.changed)
+        self._release_idle(spark, work, work.gold.to or 0, 0 if result is None else result.changed)
         return result
 
     def _published(self, spark: SparkSession, work: current.GoldWork, stack: ExitStack) -> GoldTableResult | None:

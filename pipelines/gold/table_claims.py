@@ -42,10 +42,11 @@ class TableClaims:
         """The properties of a new table for deletion vectors."""
         return {definition.DELETION_VECTORS: "false" if self.deletion_vectors is False else "true"}
 
-    def release(self, table: tables.TableRef) -> None:
-        """Release one table, if it is claimed."""
+    def release(self, spark: SparkSession, table: tables.TableRef) -> None:
+        """Release one table, if it is claimed, in the caller's session."""
         writer = self._writers.pop(table, None)
         if writer is not None:
+            writer.spark = spark
             _release(writer)
 
     def close(self) -> None:

@@ -228,9 +228,8 @@ class _SilverRun:
         positions.look(newest)
         if positions.discovered is None:
             positions.read()
-        works_at_work: list[CollectionWork] = self.pool.at_work
-        at_work = {work.namespace for work in works_at_work}
-        self._release_idle()
+        at_work = {work.namespace for work in self.pool.at_work}
+        self._release_idle(at_work)
         self.failures.begin_round()
         reread_namespaces = self._retry_failed(at_work)
         if not self.once:
@@ -245,8 +244,7 @@ class _SilverRun:
         for namespace in reread_namespaces - {work.namespace for work in works}:
             self.failures.passed(str(namespace))
         self.is_alone = len(works) == 1 and not at_work
-        all_works = [*works_at_work, *works]
-        self.counter.begin(len(all_works), sum(work.counts.events for work in all_works))
+        self.counter.begin(len(works), sum(work.counts.events for work in works))
         apply = self.counter.counting(self.failures.guarding(self._applied, name=lambda work: str(work.namespace)))
         has_others = not self.once and len(positions.known) > 1
         patience = parallel.PATIENCE_SECONDS if has_others else math.inf
@@ -325,12 +323,14 @@ class _SilverRun:
         """Release a collection's table, if it is claimed; its next events claim it again."""
         collection = self.collections.pop(namespace, None)
         if collection is not None:
+            collection.writer.spark = self.spark  # by now, another collection may be at work in the session of its last turn
             with suppress(Exception):  # of any kind: the claim expires by itself
                 collection.writer.release()
 
-    def _release_idle(self) -> None:
+    def _release_idle(self, at_work: Collection[registry.Namespace]) -> None:
         """Release the collections without events: a service would otherwise hold every collection that ever existed."""
-        for namespace in [each for each in [*self.collections] if str(each) in self.idle]:
+        # One that is at work has events by now: the round in which it began was told of its earlier turn.
+        for namespace in [each for each in [*self.collections] if str(each) in self.idle and each not in at_work]:
             self.positions.schemas[str(namespace)] = self.collections[namespace].schema
             self._release(namespace)
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import bson
 import pytest
@@ -46,6 +48,54 @@ def test_a_table_that_fails_counts_too() -> None:
     with pytest.raises(ValueError, match="t"):
         counter.counting(fails)(SPARK, "t")
     assert heard[-1].tables == 1
+
+
+class _Held:
+    """Work on a table in a thread of its own, which goes on until it is let go."""
+
+    def __init__(self, counter: WorkCounter) -> None:
+        self._begun, self._let_go = threading.Event(), threading.Event()
+
+        def act(spark: Any, item: str) -> None:
+            self._begun.set()
+            assert self._let_go.wait(60)
+
+        self._thread = threading.Thread(target=counter.counting(act), args=(SPARK, "t"))
+        self._thread.start()
+        assert self._begun.wait(60)
+
+    def end(self) -> None:
+        self._let_go.set()
+        self._thread.join()
+
+
+def test_work_that_goes_on_counts_in_the_next_round() -> None:
+    """With the time since it began, or its round, which begins anew each second, would never be logged. Its events were counted before."""
+    heard: list[WorkProgress] = []
+    counter = WorkCounter("silver", heard.append)
+    counter.begin(2, 100)
+    counter.counting(lambda spark, item: counter.add(30))(SPARK, "u")
+    held = _Held(counter)
+    time.sleep(0.05)
+    counter.begin(1, 7)
+    assert (heard[-1].tables, heard[-1].all_tables, heard[-1].all_events) == (0, 2, 0) and heard[-1].seconds >= 0.05
+    counter.counting(lambda spark, item: counter.add(7))(SPARK, "u")
+    held.end()
+    assert (heard[-1].tables, heard[-1].all_tables, heard[-1].events, heard[-1].all_events) == (2, 2, 0, 0)
+    counter.begin(1, 7)
+    assert (heard[-1].all_tables, heard[-1].all_events) == (1, 7) and heard[-1].seconds < 0.05
+
+
+def test_work_that_ends_before_the_next_count_is_no_part_of_it() -> None:
+    """Otherwise the count would never be complete, and be logged for ever."""
+    heard: list[WorkProgress] = []
+    counter = WorkCounter("silver", heard.append)
+    counter.begin(1)
+    held = _Held(counter)
+    held.end()
+    counter.begin(1)
+    counter.counting(lambda spark, item: None)(SPARK, "u")
+    assert (heard[-1].tables, heard[-1].all_tables) == (1, 1)
 
 
 def test_items_count_however_their_turn_ends() -> None:

@@ -250,7 +250,7 @@ def test_a_claim_that_cannot_be_given_back_ends_no_service(tmp_path: Path, monke
             patched.setattr(Writer, "release", release)
             assert service.idle and service.run_round().events == 0 and not service.collections
             assert hop.gold_table in after.claims
-            after.claims.release(hop.gold_table)
+            after.claims.release(SPARK, hop.gold_table)
         service.close()
 
 

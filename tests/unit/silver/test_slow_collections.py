@@ -17,6 +17,7 @@ import pytest
 from cdc_core import errors
 from pipelines.bronze import registry
 from pipelines.delta import tables as delta
+from pipelines.delta.writer import Writer
 from pipelines.gold import run as gold
 from pipelines.new_commits import NewCommits
 from pipelines.silver import ranges
@@ -163,3 +164,76 @@ def test_gold_goes_on_beside_a_table_that_takes_long(
         assert wait_for(partial(has, hop, "t", 4))
     (result,) = results
     assert isinstance(result, gold.GoldResult) and result.changed >= 3 + 1
+
+
+def test_a_collection_at_work_keeps_its_claim(hop: Hop, slow: Slow, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if the round in which it begins is told of its turn before, which had no events: only idle tables are released."""
+    monkeypatch.setattr(registry, "IDLE_BATCHES", 2)
+    monkeypatch.setattr(ranges, "apply", slow.at(ranges.apply, is_of_t=lambda given, *_: given.namespace.collection == "t"))
+    pool, t = parallel.Pool(SPARK, sessions), registry.Namespace("cases", "t")
+    run = silver._SilverRun(SPARK, hop.settings, False, pool, threading.Event())
+    with contextlib.ExitStack() as stack:
+        stack.callback(run.close)
+        stack.callback(slow.released.set)
+        slow.is_held = True
+        for value in (2, 3):
+            change(hop, value, "u")
+        run.run_round()
+        assert slow.begun.wait(LONG) and [each.counts.events for each in pool.at_work if each.namespace == t] == [0]
+        slow.released.set()
+        assert wait_for(lambda: not pool.at_work)
+        slow.begun.clear()
+        slow.released.clear()
+        change(hop, 4, "t")
+        run.run_round()
+        assert slow.begun.wait(LONG) and run.idle == {"cases.t"}
+        run.run_round()
+        assert t in run.collections
+
+
+def test_a_claim_is_released_in_the_session_of_whoever_releases_it(
+    hop: Hop, slow: Slow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another collection may be at work in the one of its last turn, and a commit is fenced by the settings of its session."""
+    released: list[tuple[str, Any]] = []
+    monkeypatch.setattr(Writer, "release", lambda writer, extra=None: released.append((writer.table.label, writer.spark)))
+    monkeypatch.setattr(ranges, "apply", slow.at(ranges.apply, is_of_t=lambda given, *_: given.namespace.collection == "t"))
+    run = silver._SilverRun(SPARK, hop.settings, False, parallel.Pool(SPARK, sessions), threading.Event())
+    with contextlib.closing(run):
+        slow.is_held, slow.error = True, errors.StorageExhausted("no space left")
+        slow.released.set()
+        change(hop, 2, "t", "u")
+        run.run_round()
+        slow.is_held = False
+        run.run_round()
+        assert [spark is SPARK for label, spark in released if label == hop.silver_table.label] == [True]
+
+
+def test_a_table_of_gold_is_released_in_the_session_in_which_it_failed(
+    hop: Hop, slow: Slow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not in that of its last turn."""
+    released: list[Any] = []
+    monkeypatch.setattr(Writer, "release", lambda writer, extra=None: released.append(writer.spark))
+    failed: list[Any] = []
+
+    def published(run: Any, spark: Any, *given: Any) -> Any:
+        if not slow.is_held:
+            return done(run, spark, *given)
+        failed.append(spark)
+        raise errors.StorageExhausted("no space left")
+
+    done = gold._GoldRun._published
+    monkeypatch.setattr(gold._GoldRun, "_published", published)
+    run = gold._GoldRun(SPARK, hop.settings, False, parallel.Pool(SPARK, sessions), threading.Event())
+    with contextlib.closing(run):
+        change(hop, 2, "t", "u")
+        hop.silver()
+        run.published()
+        slow.is_held = True
+        change(hop, 3, "t")
+        hop.silver()
+        released.clear()
+        run.pool = parallel.Pool(SPARK, sessions)  # with sessions of its own
+        run.published()
+        assert released == failed and len(failed) == 1
