@@ -64,6 +64,8 @@ class Failures:
     _until: dict[str, float] = field(default_factory=dict)
     _waiting: set[str] = field(default_factory=set)
     _logged: dict[str, float] = field(default_factory=dict)
+    _are_all_retried: bool = False
+    """Whether all collections had failed, and those that waited are retried since."""
 
     def begin_round(self) -> None:
         """Allow the retry of collections whose pause is over. Within a round none is retried: its survey does not include them."""
@@ -137,14 +139,19 @@ class Failures:
     def end_where_all_failed(self, names: Iterable[str]) -> None:
         """Raise the noted errors where all of these collections have failed.
 
-        Where some of them only wait for a retry after an error that may be over, all are retried in the next round first.
+        Where some of them only wait for a retry after an error that may be over, all are retried in the next round first. To be called when
+        no collection is at work.
         """
         collections = [*names]
         if not self.by_name or any(name not in self.by_name for name in collections):
+            self._are_all_retried = False
             return
-        if not any(name in self._waiting and _passes(self.by_name[name]) for name in collections):
+        is_waited_for = any(name in self._waiting and _passes(self.by_name[name]) for name in collections)
+        # A retry that no round waited for has failed by now, and waits again.
+        if self._are_all_retried or not is_waited_for:
             self.raised()
         self._until.clear()
+        self._are_all_retried = True
 
     def raised(self) -> None:
         """Raise the noted errors as one error, if there are any."""

@@ -213,6 +213,32 @@ def test_all_that_failed_are_tried_together_before_the_end(monkeypatch: pytest.M
         round_of("a", "b")
 
 
+def test_a_service_ends_over_attempts_that_no_round_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They fail between two rounds, so that all are waiting in the next one: it would have them retried for ever, without a pause."""
+    monkeypatch.setattr(parallel, "time", SimpleNamespace(monotonic=lambda: 0.0))
+    failures, names = parallel.Failures(), ("a", "b")
+
+    def rounds(count: int, *full: str) -> None:
+        for _ in range(count):
+            failures.begin_round()
+            tried = [name for name in names if not failures.is_set_aside(name)]
+            for name in set(tried).difference(full):
+                failures.passed(name)
+            at_work = [name for name in tried if name in full]
+            if not at_work:
+                failures.end_where_all_failed(names)
+            for name in at_work:
+                failures.note(name, errors.StorageExhausted("no space left"))
+
+    rounds(3, "a", "b")  # in the last one they wait: they are tried once more
+    rounds(3, "b")
+    assert [*failures.by_name] == ["b"]
+    rounds(2, "a", "b")
+    assert [*failures.by_name] == ["b", "a"]
+    with pytest.raises(errors.CollectionsFailed):
+        rounds(4, "a", "b")
+
+
 def test_an_error_that_needs_a_person_is_not_forgotten() -> None:
     noted = parallel.Failures()
     noted.note("shop.a", errors.StoreUnreachable("no answer"))
