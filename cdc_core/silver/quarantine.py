@@ -9,6 +9,8 @@ the event, marked incomplete:
 * when the event is replayed and can be read, it takes its own place in the order, by `sequence`. What followed it must be replayed
   with it (`pipelines.operations.quarantine.replay` does that).
 
+Whether a text can be read is decided by the readers that silver types and folds with. Spark's own JSON reader accepts other texts.
+
 The rows are append-only facts: bronze's columns, `reason` and `to`, the last batch of the range in which the fact was
 found. The newest fact of an event counts; within one range, a fact that ends its stay counts before others, so applying
 a range again changes nothing.
@@ -16,15 +18,17 @@ a range again changes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from enum import StrEnum
 
+import pyarrow as pa
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
 from cdc_core.bronze import columns as bronze
-from cdc_core.silver import reduce
+from cdc_core.silver import fold, reduce
+from cdc_core.typed import exact
 
 COLUMNS_DDL = f"{bronze.COLUMNS_DDL}, `reason` STRING, `to` BIGINT"
 
@@ -74,34 +78,40 @@ class QuarantineSplit:
 def reason() -> Column:
     """Why an event cannot be read, as a `Reason`'s text; null if it can."""
     op, after = F.col("op"), F.col("after")
-    update = F.col("updateDescription")
     problems = (
         (Reason.NO_KEY, F.col("key").isNull()),
         (Reason.NO_SEQUENCE, ~F.coalesce(F.col("sequence").rlike("^[0-9a-f]{24}$"), F.lit(False))),
         (Reason.UNKNOWN_OPERATION, ~F.coalesce(op.isin([operation.value for operation in bronze.Op]), F.lit(False))),
         (Reason.NO_DOCUMENT, op.isin(bronze.Op.CREATE.value, bronze.Op.READ.value) & after.isNull()),
         (Reason.UNREADABLE_AFTER, (op != bronze.Op.DELETE.value) & _is_unreadable(after)),
-        (Reason.UNREADABLE_UPDATE, reduce.is_partial() & _is_unreadable(update["updatedFields"])),
-        (Reason.UNREADABLE_PATHS, reduce.is_partial() & _is_unreadable(update["disambiguatedPaths"])),
+        (Reason.UNREADABLE_UPDATE, _is_unreadable_in_update("updatedFields")),
+        (Reason.UNREADABLE_PATHS, _is_unreadable_in_update("disambiguatedPaths")),
     )
     return F.coalesce(*(F.when(is_so, F.lit(problem.value)) for problem, is_so in problems))
 
 
+def is_unreadable_update() -> Column:
+    """Whether the event is an update without its document, whose description cannot be read."""
+    return _is_unreadable_in_update("updatedFields") | _is_unreadable_in_update("disambiguatedPaths")
+
+
 def is_suspect() -> Column:
-    """Whether the event needs `split` in its own right: a cheap check of its texts."""
+    """Whether the event needs `split` in its own right."""
     return reason().isNotNull() | _is_unreadable(F.col("before"))
 
 
-_ESCAPE = r'\\(?:["\\/bfnrt]|u[0-9A-Fa-f]{4})'
-_LONG_NAME = r'"[^"\\]{50000,}"(?=\s*:)'
-"""Names too long for Spark's JSON reader; MongoDB and our own readers accept them."""
+def _is_unreadable_in_update(name: str) -> Column:
+    text = F.when(reduce.is_partial(), F.col("updateDescription")[name])
+    return _is_unreadable(text, by=fold.is_document)
 
 
-def _is_unreadable(text: Column) -> Column:
-    """Whether the text is present and is not one JSON document; all of it is parsed."""
-    is_refused = F.json_object_keys(text).isNull()
-    shortened = F.when(is_refused, F.regexp_replace(F.regexp_replace(text, _ESCAPE, "_"), _LONG_NAME, '"long"'))
-    return text.isNotNull() & ((is_refused & F.json_object_keys(shortened).isNull()) | ~text.endswith("}"))
+def _is_unreadable(text: Column, *, by: Callable[[str], bool] = exact.is_document) -> Column:
+    """Whether the text is present and is not one JSON document."""
+
+    def is_unreadable(texts: pa.Array) -> pa.Array:
+        return pa.array([each is not None and not by(each) for each in texts.to_pylist()], pa.bool_())
+
+    return F.arrow_udf(is_unreadable, "boolean")(text)
 
 
 # Held events

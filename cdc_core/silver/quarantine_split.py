@@ -6,25 +6,21 @@ The rules are explained in `cdc_core.silver.quarantine`.
 from __future__ import annotations
 
 import itertools
-import json
 import re
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc_core.bronze import columns as bronze
+from cdc_core.silver import fold
 from cdc_core.silver.quarantine import IDENTITY, Reason
+from cdc_core.typed import exact
 
 SCHEMA = bronze.SCHEMA.append(pa.field("reason", pa.string())).append(pa.field("to", pa.int64()))
 """The columns of a quarantine."""
-
-
-class Doubtful(Exception):
-    """Spark's JSON reader may accept a text that is not strictly valid."""
 
 
 class LocalSplit(NamedTuple):
@@ -40,7 +36,7 @@ def split(
     """The events of a range that ends with batch `to`, split; None if each can be read and nothing waits.
 
     `events` have the columns `bronze.SCHEMA`, and `waiting`, the held events of their documents, also `reason`. `stored` returns for keys the
-    sequence up to which the document's row has everything, if it has one. Raises `Doubtful`.
+    sequence up to which the document's row has everything, if it has one.
     """
     all_events = pa.concat_tables([events, waiting.select(bronze.SCHEMA.names)]).combine_chunks()
     reasons: list[str | None] = [*_reasons(events)]
@@ -69,7 +65,7 @@ def split(
 
 
 def with_holes(events: pa.Table) -> pa.Table | None:
-    """`quarantine.readable`, with holes, for events of this process; None if each can be read. Raises `Doubtful`."""
+    """`quarantine.readable`, with holes, for events of this process; None if each can be read."""
     reasons = [*_reasons(events)]
     has_bad_before = [is_unreadable(text.as_py()) for text in events["before"]]
     if not any(reasons) and not any(has_bad_before):
@@ -127,7 +123,7 @@ def _just_before(sequence: str) -> str:
 
 
 def reason(event: Mapping[str, Any]) -> Reason | None:
-    """Why an event, given by bronze's columns, cannot be read; None if it can. Raises `Doubtful`."""
+    """Why an event, given by bronze's columns, cannot be read; None if it can."""
     op, after, update = event["op"], event["after"], event["updateDescription"]
     if event["key"] is None:
         return Reason.NO_KEY
@@ -143,48 +139,18 @@ def reason(event: Mapping[str, Any]) -> Reason | None:
         return Reason.NO_DOCUMENT
     if update is None:
         return None
-    if is_unreadable(update["updatedFields"]):
+    if is_unreadable(update["updatedFields"], by=fold.is_document):
         return Reason.UNREADABLE_UPDATE
-    return Reason.UNREADABLE_PATHS if is_unreadable(update["disambiguatedPaths"]) else None
+    return Reason.UNREADABLE_PATHS if is_unreadable(update["disambiguatedPaths"], by=fold.is_document) else None
 
 
 _SEQUENCE = re.compile("[0-9a-f]{24}")
 _OPS = frozenset(each.value for each in bronze.Op)
 
 
-def is_unreadable(text: str | None) -> bool:
-    """Whether the text is present and is not one JSON document. Raises `Doubtful`."""
-    if text is None:
-        return False
-    if not text.endswith("}"):
-        return True
-    try:
-        orjson.loads(text)
-    except ValueError:
-        _refuse_doubtful(text)
-        return True
-    return False
-
-
-def _refuse_doubtful(text: str) -> None:
-    """Raise `Doubtful` where Spark's JSON reader may accept the text.
-
-    It also takes strings in single quotes, control characters in strings, lone surrogates, and anything after the document.
-    """
-    if "'" in _STRING.sub("", text):
-        raise Doubtful
-    try:
-        _LENIENT.raw_decode(text, len(text) - len(text.lstrip()))
-    except RecursionError as error:
-        raise Doubtful from error
-    except ValueError:
-        return
-    raise Doubtful
-
-
-_STRING = re.compile(r'"(?:[^"\\]|\\[^\'])*"')
-"""A string without an escaped single quote, which Spark's reader takes, too."""
-_LENIENT = json.JSONDecoder(strict=False)
+def is_unreadable(text: str | None, *, by: Callable[[str], bool] = exact.is_document) -> bool:
+    """Whether the text is present and is not one JSON document."""
+    return text is not None and not by(text)
 
 
 # What happens to each event

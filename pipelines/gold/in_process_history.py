@@ -112,7 +112,7 @@ class InProcess:
             return False
         try:
             return any(_is_written(history, live, each, range_.to, position) for each in _readable(events))
-        except (OSError, pa.ArrowException, table_schema.NotReadable, quarantine_split.Doubtful):
+        except (OSError, pa.ArrowException, table_schema.NotReadable):
             return False
 
     def is_swept(self, history: History, sweep: Sweep, position: HistoryPosition) -> bool:
@@ -151,7 +151,7 @@ def _events(history: History, range_: BatchRange, *, limit: int) -> pa.Table | N
 
 
 def _readable(events: pa.Table) -> Iterator[pa.Table]:
-    """The events, and then, for which they could not be applied, with an unknown update for each that cannot be read. Raises `Doubtful`."""
+    """The events, and then, for which they could not be applied, with an unknown update for each that cannot be read."""
     is_partial = collection_events.are_partial(events).combine_chunks()
     descriptions = table_schema.as_array(events["updateDescription"])
     if collection_events.are_readable(events) and fold.are_readable(descriptions.filter(pc.fill_null(is_partial, False))):

@@ -43,17 +43,15 @@ COUNTED = {
     ),
 }
 """Conditions that are counted in the same query that reads the documents for their schema."""
-_COUNTED_IN_UPDATES = (
-    f"({_PARTIAL} AND (NOT {_braced('updateDescription.updatedFields')} OR NOT {_braced('updateDescription.disambiguatedPaths')} "
-    "OR (updateDescription.updatedFields IS NOT NULL AND json_object_keys(updateDescription.updatedFields) IS NULL)))"
-)
 
 
 def evolved(collection: SilverCollection, batch: RowBatch) -> RowBatch:
     """Step: the batch's readable events, with the plan that types them; the others go to quarantine."""
-    conditions = COUNTED | ({"updates": _COUNTED_IN_UPDATES} if collection.keeps_document else {})
+    texts, conditions, events = looked_at(collection, batch.rows, batch.counts), COUNTED, batch.counts.events
+    if collection.keeps_document:
+        texts = texts.withColumn("__unreadable", quarantine_rules.is_unreadable_update())
+        conditions = COUNTED | {"updates": "`__unreadable`"}
     # Not recorded yet: documents that go to quarantine must not add columns.
-    texts, events = looked_at(collection, batch.rows, batch.counts), batch.counts.events
     evolution = evolve(collection, texts, also=conditions, events=events)
     suspects = evolution.refused + evolution.also["suspect"] + evolution.also.get("updates", 0)
     has_suspects = suspects > 0 and not batch.rows.where(quarantine_rules.is_suspect()).isEmpty()
@@ -71,7 +69,7 @@ def evolved(collection: SilverCollection, batch: RowBatch) -> RowBatch:
         return replace(batch, plan=evolution.plan, partial=evolution.also["partial"])
     if has_suspects:
         tell_of_quarantine(collection)
-    evolution = evolve(collection, looked_at(collection, readable_events, batch.counts), also=conditions, events=events)
+    evolution = evolve(collection, looked_at(collection, readable_events, batch.counts), also=COUNTED, events=events)
     record(collection, evolution, batch.number)
     # The pending search for keys includes those of events in quarantine, whose rows must stay.
     return replace(batch, rows=readable_events, plan=evolution.plan, partial=evolution.also["partial"], pending_deletes=None)

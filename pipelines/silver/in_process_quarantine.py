@@ -26,7 +26,7 @@ def split(
 ) -> quarantine_split.LocalSplit:
     """A range's events, which have all of bronze's columns, split; `waiting_keys` are keys with an event in quarantine.
 
-    Raises `NeedsSteps` if there is nothing to split, or only Spark can read a text, or what is needed is too large.
+    Raises `NeedsSteps` if there is nothing to split, or what is needed is too large.
     """
 
     def stored(keys: Collection[str]) -> dict[str, str]:
@@ -38,7 +38,7 @@ def split(
         bronze_events = table_schema.conformed(events, bronze.SCHEMA)
         waiting = _waiting(collection, [*{*waiting_keys}.intersection(events["key"].to_pylist())], range_)
         found = quarantine_split.split(bronze_events, waiting=waiting, stored=stored, to=range_.to)
-    except (quarantine_split.Doubtful, table_schema.NotReadable) as error:
+    except table_schema.NotReadable as error:
         raise NeedsSteps from error
     if found is None:
         raise NeedsSteps

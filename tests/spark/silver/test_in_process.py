@@ -59,9 +59,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 BAD: list[dict[str, Any]] = [
-    {"text": "{"},
+    {"text": "{'a':1}"},
     {"text": '{"a":tru}'},
-    {"update": "{"},
+    {"update": "{'a':1}"},
     {"before": "{"},
     {"op": "x"},
     {"op": "c"},
