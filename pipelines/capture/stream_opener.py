@@ -1,6 +1,6 @@
 """Opens the change stream: after bronze's position, at `capture.start.op.time`, or now.
 
-Bronze's position is the last token of its rows (`pipelines.bronze.log.read_position`). `pipelines.mongodb.change_stream` opens the
+Bronze's position is the last token of its rows (`pipelines.bronze.stream_position`). `pipelines.mongodb.change_stream` opens the
 stream at the cluster time of an event's token, and after a high-water mark or an invalidate by `startAfter`
 (`resume_token.resumes_alone` says why). Repeated events are dropped there (`Replay`) and, where the stream begins at a time without
 a token, by `intake`.
@@ -23,6 +23,7 @@ from cdc_core.properties.source import Source
 from cdc_core.snapshot import mode as snapshot_mode
 from cdc_core.stream import filters, resume_token
 from pipelines.bronze import log as bronze_log
+from pipelines.bronze import stream_position
 from pipelines.capture import tokens
 from pipelines.capture.deployment import Deployment
 from pipelines.capture.logger import log
@@ -56,7 +57,8 @@ class ExistingBronze:
 
     @staticmethod
     def read(spark: SparkSession, table: bronze_log.tables.TableRef, *, fingerprint: str) -> ExistingBronze:
-        """Read the table; `fingerprint` is that of the settings' filter. Raises `TableNotOurs`."""
+        """Read the table; `fingerprint` is that of the settings' filter. Raises `TableNotOurs`, or `DecisionNeeded`
+        without a position."""
         standing = table_history.standing(spark, table)
         if standing.version < 0:
             return ExistingBronze()
@@ -65,7 +67,7 @@ class ExistingBronze:
         metadata = standing.metadata or (standing.last.metadata if standing.last else None) or {}
         old_fingerprint = metadata.get("stream")
         is_other = old_fingerprint is not None and not filters.is_same_stream(old_fingerprint, fingerprint)
-        position = bronze_log.read_position(spark, table)
+        position = stream_position.read(spark, table)
         token = None if position is None else position.token
         event = last_event.LastEvent.of(metadata, token)
         unclaimed = bronze_log.UnclaimedPosition(standing.version, position)

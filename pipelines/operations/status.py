@@ -23,7 +23,7 @@ from cdc_core.tables import claims
 from cdc_core.tables import layout as tables
 from pipelines import clock
 from pipelines.bronze import log as bronze_log
-from pipelines.bronze import quarantine_table, registry
+from pipelines.bronze import quarantine_table, registry, stream_position
 from pipelines.capture import metrics
 from pipelines.delta import direct_log, local_log, query_execution, table_history
 from pipelines.delta import tables as delta
@@ -259,7 +259,7 @@ class _StatusReader:
         return delta.layout(self.settings.lakehouse)
 
     def bronze(self, server: ServerStatus) -> BronzeStatus | None:
-        position = bronze_log.read_position(self.spark, self.log)
+        position = stream_position.read(self.spark, self.log)
         if position is None:
             return None
         seconds = resume_token.position(position.token).seconds

@@ -25,7 +25,7 @@ from cdc_core.stream import resume_token
 from cdc_core.tables import layout as tables
 from cdc_core.tables.layout import Layer
 from pipelines.bronze import log as bronze_log
-from pipelines.bronze import registry, survey
+from pipelines.bronze import registry, stream_position, survey
 from pipelines.delta import owners, query_execution, table_history
 from pipelines.delta import tables as delta
 from pipelines.mongodb import client as mongodb
@@ -44,8 +44,8 @@ MOST_UNSEEN = 200_000
 
 
 def position_of(spark: SparkSession, table: tables.TableRef) -> bronze_log.BronzePosition:
-    """The position of bronze; raises `DecisionNeeded` if it is empty."""
-    position = bronze_log.read_position(spark, table) if delta.exists(spark, table) else None
+    """The position of bronze; raises `DecisionNeeded` if it is empty or has none."""
+    position = stream_position.read(spark, table) if delta.exists(spark, table) else None
     if position is None:
         raise errors.DecisionNeeded(f"{table.label}: bronze is empty; run the pipeline first: medallion run --once")
     return position

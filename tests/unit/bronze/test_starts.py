@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
+from cdc_core import errors
 from cdc_core.snapshot.state import CollectionState, SnapshotState
 from pipelines.bronze import log as bronze_log
 from pipelines.capture.stream_opener import ExistingBronze
@@ -67,15 +68,33 @@ def test_a_restored_bronze_was_written_as_its_rows_say(tmp_path: Path) -> None:
         hop = Hop(tmp_path)
         folder = Path(hop.bronze.path or "")
         hop.append((1, b"\5\0\0\0\0"))
-        for version, stream in ((2, "narrow"), (3, "wide")):
+        end_at(hop, f"82{100:08X}000000012B0229296E04")
+        for version, stream in ((3, "narrow"), (4, "wide")):
             said = {"writer": "by hand", "released": True, "batch": 1, "stream": stream, "replica_set": f"rs-{stream}"}
             said["event"] = f"event-{stream}"
             without_spark.write(folder, version, [], userMetadata=json.dumps(said))
         found = ExistingBronze.read(SPARK, hop.bronze, fingerprint="wide")
         assert (found.is_other_stream, found.replica_set, found.last_event) == (False, "rs-wide", "event-wide")
-        without_spark.write(folder, 4, [], "RESTORE", operationParameters={"version": 2})
+        without_spark.write(folder, 5, [], "RESTORE", operationParameters={"version": 3})
         found = ExistingBronze.read(SPARK, hop.bronze, fingerprint="wide")
         assert (found.is_other_stream, found.replica_set, found.last_event) == (True, "rs-narrow", "event-narrow")
+
+
+@pytest.mark.parametrize("token", [None, "", "snapshot:1:2", "8265"])
+def test_a_bronze_that_does_not_end_with_a_token_is_refused(tmp_path: Path, token: str | None) -> None:
+    """Exit code 3, and what happened: another program wrote to the table. Without its position, events would be lost or come twice."""
+    with without_spark.running():
+        hop = Hop(tmp_path)
+        end_at(hop, token)
+        with pytest.raises(errors.DecisionNeeded, match=r"bronze.*batch 1, offset 1.*resume token.*Restore"):
+            ExistingBronze.read(SPARK, hop.bronze, fingerprint="wide")
+
+
+def end_at(hop: Hop, token: str | None) -> None:
+    """Ends bronze with a heartbeat that has this token."""
+    hop._batch, hop._offset = hop._batch + 1, hop._offset + 1
+    place = {"resume_token": token, "offset": hop._offset, "batch": hop._batch, "ts_ms": 5}
+    hop.commit([place | {"kind": "heartbeat", "payload": "{}"}])
 
 
 def test_the_end_of_a_collection_whose_snapshot_failed_is_told(tmp_path: Path) -> None:
