@@ -166,7 +166,7 @@ class Capture:
         fingerprint = filters.fingerprint(source)
         existing = ExistingBronze.read(service.spark, table, fingerprint=fingerprint)
         if existing.position is None:  # later the stream goes on, and silver refuses the one that came second
-            self._deployment.check_tables(layout)
+            self._deployment.check_tables(service.settings)
         replica_set = mongodb_server.server_info(self._deployment.client).replica_set
         opener = StreamOpener(
             self._deployment,

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from cdc_core import errors
 from cdc_core.properties.source import LimitAction, Source
+from cdc_core.settings.parse import Settings
 from cdc_core.stream import filters
-from cdc_core.tables import layout as tables
 from pipelines.capture.logger import log
+from pipelines.delta import tables as delta
 from pipelines.mongodb import catalog, change_stream
 from pipelines.mongodb import client as mongodb
 from pipelines.mongodb import connection as connections
 
-APART = "remove one of them from the include list, or use another pipeline with its own schema_prefix"
 NARROW = "narrow collection.include.list or raise the limit"
 
 
@@ -23,10 +24,26 @@ def is_over_limit(source: Source, captured: int) -> bool:
     return 0 < source.guardrail_collections_max < captured
 
 
-def same_tables(layout: tables.Layout, collections: Sequence[catalog.SourceCollection]) -> list[str]:
-    """What is wrong with collections that would have the table of another one."""
+class SharedPlace(NamedTuple):
+    """Two tables that would be one, and what to do."""
+
+    found: str
+    mend: str
+
+
+def shared_places(settings: Settings, collections: Sequence[catalog.SourceCollection]) -> Iterator[SharedPlace]:
+    """The collections that would have the table of another one, or their history there."""
+    layout = delta.layout(settings.lakehouse)
     collisions = layout.collisions([(collection.db, collection.name) for collection in collections])
-    return [f"{first} and {second} would both become the table {table}" for first, second, table in collisions]
+    for first, second, table in collisions:
+        mend = "remove one of them from the include list, or use another pipeline with its own schema_prefix"
+        yield SharedPlace(f"{first} and {second} would both become the table {table}", mend)
+    owners = {layout.gold(each.db, each.name).key: each.namespace for each in collections}
+    for each in collections:
+        owner = owners.get(layout.history(each.db, each.name).key)
+        if owner and settings.silver.for_collection(each.namespace).history:
+            found = f"the history of {each.namespace} would be in the same place as the table of the collection {owner}"
+            yield SharedPlace(found, "remove one of them from the include list, or switch history off")
 
 
 @dataclass(frozen=True)
@@ -50,13 +67,11 @@ class Deployment:
         """Raise `SourceUnsuitable` where the settings name a view or time-series collection; for a first start."""
         connections.captured(self.source, self.client)
 
-    def check_tables(self, layout: tables.Layout) -> None:
-        """Raise `SourceUnsuitable` where two captured collections would have one table: at a first start."""
-        if layout.root is not None:
-            return
-        problems = same_tables(layout, self.collections())
+    def check_tables(self, settings: Settings) -> None:
+        """Raise `SourceUnsuitable` where two tables of captured collections would be one: at a first start."""
+        problems = [f"{found}; {mend}" for found, mend in shared_places(settings, self.collections())]
         if problems:
-            raise errors.SourceUnsuitable("\n".join(f"{problem}; {APART}" for problem in problems))
+            raise errors.SourceUnsuitable("\n".join(problems))
 
     def namespaces(self) -> list[str]:
         """The captured collections that exist now, as ``database.collection``."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import functools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -31,6 +32,7 @@ from pipelines.mongodb import failures as mongodb_failures
 from pipelines.mongodb import server as mongodb_server
 from pipelines.operations import units
 from pipelines.spark import failures as spark_failures
+from pipelines.spark import session as sparks
 
 
 class CheckVerdict(enum.Enum):
@@ -134,30 +136,38 @@ def _suites(settings: Settings) -> str:
 def _lakehouse(settings: Settings, session: Callable[[], SparkSession] | None) -> Iterator[Finding]:
     layout = delta.layout(settings.lakehouse)
     bronze = layout.bronze(settings.name)
-    if bronze.path is None or local_log.folder(bronze) is None:
-        if bronze.path is None and session is not None:
-            yield _catalog(bronze, session)
-            return
-        yield Finding("lakehouse", CheckVerdict.FINE, bronze.label)
-        if bronze.path is not None and session is not None:
-            yield _store(bronze.path, session)
+    if layout.root is not None and local_log.folder(bronze) is not None:
+        # Only the table's log is read, for which no Spark is started.
+        lazily = None if session is None else functools.partial(sparks.lazily, session)
+        yield _folder(layout.root) or _bronze(bronze, lazily, place=layout.root)
         return
-    root = local_log.folder(tables.TableRef.at(layout.root or "")) or Path()
-    folder = next(parent for parent in (root, *root.parents) if parent.exists())
-    if folder.is_dir() and os.access(folder, os.W_OK):
-        yield Finding("lakehouse", CheckVerdict.FINE, str(layout.root))
-    else:
-        message, mend = f"{folder} is not a folder", "choose another lakehouse.root"
-        if folder.is_dir():
-            message, mend = f"{folder} is not writable", f"give this user write access, or {mend}"
-        yield Finding("lakehouse", CheckVerdict.WRONG, message, mend, errors.DecisionNeeded())
+    store = None if bronze.path is None or session is None else _store(bronze.path, session)
+    is_away = store is not None and store.error is not None
+    yield _bronze(bronze, None if is_away else session, place=bronze.label)
+    if store is not None:
+        yield store
 
 
-def _catalog(bronze: tables.TableRef, session: Callable[[], SparkSession]) -> Finding:
+def _folder(root: str) -> Finding | None:
+    """What is wrong with a local root."""
+    path = local_log.folder(tables.TableRef.at(root)) or Path()
+    folder = next(parent for parent in (path, *path.parents) if parent.exists())
+    mend = "choose another lakehouse.root"
+    if not folder.is_dir():
+        message = f"{folder} is not a folder"
+        return Finding("lakehouse", CheckVerdict.WRONG, message, mend, errors.SettingsError(message))
+    if not os.access(folder, os.W_OK):
+        mend = f"give this user write access, or {mend}"
+        return Finding("lakehouse", CheckVerdict.WRONG, f"{folder} is not writable", mend, errors.DecisionNeeded())
+    return None
+
+
+def _bronze(bronze: tables.TableRef, session: Callable[[], SparkSession] | None, *, place: str) -> Finding:
     """Check that Spark has the catalog and that it outlives the session, and that an existing bronze table is ours."""
     try:
-        delta.found(session(), bronze)
-        return Finding("lakehouse", CheckVerdict.FINE, bronze.label)
+        if session is not None:
+            delta.found(session(), bronze)
+        return Finding("lakehouse", CheckVerdict.FINE, place)
     except Exception as error:
         if (failure := spark_failures.translated(error)) is None:
             raise
@@ -338,16 +348,8 @@ def _unwatchable(collection: catalog.SourceCollection, *, is_named: bool) -> Fin
 
 
 def _names_meet(checked: CheckedSource) -> Iterator[Finding]:
-    layout, captured = delta.layout(checked.settings.lakehouse), _captured(checked)
-    for message in deployment.same_tables(layout, captured):
-        yield Finding("names", CheckVerdict.WRONG, message, deployment.APART, errors.SourceUnsuitable())
-    owners = {layout.gold(each.db, each.name).key: each.namespace for each in captured}
-    for each in captured:
-        owner = owners.get(layout.history(each.db, each.name).key)
-        if owner and checked.settings.silver.for_collection(each.namespace).history:
-            message = f"the history of {each.namespace} would be in the same place as the table of the collection {owner}"
-            mend = "remove one of them from the include list, or switch history off"
-            yield Finding("names", CheckVerdict.WRONG, message, mend, errors.SourceUnsuitable())
+    for message, mend in deployment.shared_places(checked.settings, _captured(checked)):
+        yield Finding("names", CheckVerdict.WRONG, message, mend, errors.SourceUnsuitable())
 
 
 def _stream(checked: CheckedSource) -> Iterator[Finding]:

@@ -351,6 +351,7 @@ class _StatusReader:
             return None
         commits = self._recent_commits(table)
         if not commits:
+            delta.check_ours(self.spark, table)
             return None
         # Newest first.
         last, batch = commits[0]

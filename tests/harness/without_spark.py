@@ -236,6 +236,17 @@ def running() -> Any:
         yield
 
 
+def make_foreign(table: tables.TableRef) -> None:
+    """Creates a table as another program does, with a file that is not there."""
+    folder = Path(str(table.path))
+    (folder / "_delta_log").mkdir(parents=True)
+    made = {"id": "x", "format": {"provider": "parquet"}, "partitionColumns": [], "configuration": {}}
+    made |= {"schemaString": '{"type":"struct","fields":[]}'}
+    file = {"path": "a.parquet", "partitionValues": {}, "size": 1, "modificationTime": 1, "dataChange": True}
+    protocol = {"minReaderVersion": 1, "minWriterVersion": 2}
+    write(folder, 0, [{"protocol": protocol}, {"metaData": made}, {"add": file}])
+
+
 class Hop:
     """A lakehouse with one collection, `t`, whose documents are given as BSON; for use within `running`."""
 

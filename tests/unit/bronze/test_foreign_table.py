@@ -34,12 +34,6 @@ def test_a_table_of_another_program_is_refused(tmp_path: Path, read: Any) -> Non
     """Exit code 3. A query would fail at a column that the table does not have, which looks like a bug."""
     with without_spark.running():
         table = Hop(tmp_path).layout.bronze("foreign")
-        folder = Path(str(table.path)) / "_delta_log"
-        folder.mkdir(parents=True)
-        made = {"id": "x", "format": {"provider": "parquet"}, "partitionColumns": [], "configuration": {}}
-        made |= {"schemaString": '{"type":"struct","fields":[]}'}
-        file = {"path": "a.parquet", "partitionValues": {}, "size": 1, "modificationTime": 1, "dataChange": True}
-        protocol = {"minReaderVersion": 1, "minWriterVersion": 2}
-        without_spark.write(folder.parent, 0, [{"protocol": protocol}, {"metaData": made}, {"add": file}])
+        without_spark.make_foreign(table)
         with pytest.raises(errors.TableNotOurs, match="did not create"):
             read(SPARK, table)

@@ -15,11 +15,12 @@ from pyspark.errors import AnalysisException
 
 from cdc_core import errors
 from cdc_core.settings import parse as settings
+from cdc_core.tables import layout as tables
 from jobs.commands import application
 from pipelines.mongodb import catalog
 from pipelines.mongodb import server as mongodb_server
 from pipelines.operations import check
-from tests.harness import layers
+from tests.harness import layers, without_spark
 
 WRONG, FINE = check.CheckVerdict.WRONG, check.CheckVerdict.FINE
 SOURCE = {"mongodb.connection.string": "mongodb://127.0.0.1:1/"}
@@ -150,6 +151,21 @@ def test_a_custom_snapshot_mode_that_cannot_be_used_is_told(
     source = {"mongodb.connection.string": "mongodb://127.0.0.1:1/", **given}
     with pytest.raises(errors.SettingsError, match=says):
         check.run(settings.parse({"name": "shop", "lakehouse": {"root": str(tmp_path)}, "source": source}))
+
+
+def test_a_table_of_another_program_in_bronzes_place_is_told(tmp_path: Path) -> None:
+    """Each other command refuses it, with exit code 3. No Spark is started for the answer."""
+
+    def started() -> Any:
+        pytest.fail("Spark was started")
+
+    chosen = layers.pipeline(tmp_path)
+    assert [each.verdict for each in check._lakehouse(chosen, started)] == [FINE]
+    without_spark.make_foreign(tables.Layout(str(tmp_path)).bronze(chosen.name))
+    found = [*check._lakehouse(chosen, started)]
+    assert [each.verdict for each in found] == [WRONG] and "did not create" in found[0].found
+    with pytest.raises(errors.TableNotOurs, match="lakehouse"):
+        check.refuse(found)
 
 
 def test_a_catalog_is_asked_for_before_a_pipeline_runs(tmp_path: Path) -> None:

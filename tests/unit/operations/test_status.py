@@ -120,6 +120,19 @@ def test_a_damaged_table_hides_no_other_collection(
     assert refused.value.exit_code == raised.exit_code
 
 
+@pytest.mark.parametrize("layer", ["silver", "gold"])
+def test_a_table_of_another_program_is_a_problem(tmp_path: Path, layer: str) -> None:
+    """Silver or gold, which would make their table there, end with the same: exit code 3."""
+    with without_spark.running():
+        hop = Hop(tmp_path)
+        hop.append((1, bson.encode({"_id": 1})))
+        if layer == "gold":
+            hop.silver()
+        without_spark.make_foreign(getattr(hop, f"{layer}_table"))
+        [found] = status._StatusReader(SPARK, hop.settings, hop.bronze, 5).collections()
+    assert found.problem is not None and "did not create" in found.problem and found.exit_code == 3
+
+
 def test_for_what_has_no_table_bronze_is_not_read_from_its_beginning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
