@@ -75,6 +75,8 @@ def _resolved(parsed: settings.Settings, path: Path) -> settings.Settings:
     if reason := tables.unusable(places["root"] or "/"):
         shown = tables.without_login(places["root"])
         problems.append(errors.Problem("lakehouse.root", f"{shown} is no folder or URL", reason))
+    elif file := _file_at(places["root"] or "/"):
+        problems.append(errors.Problem("lakehouse.root", f"{file} is a file", "a folder is expected, which need not exist"))
     if not tables.SCHEMA_PREFIX.fullmatch(places["schema_prefix"]):
         message = f"letters, digits and _ are expected, found {places['schema_prefix']}"
         problems.append(errors.Problem("lakehouse.schema_prefix", message))
@@ -84,6 +86,17 @@ def _resolved(parsed: settings.Settings, path: Path) -> settings.Settings:
         parsed.gold, models=_found(parsed.gold.models, path), expectations=_found(parsed.gold.expectations, path)
     )
     return dataclasses.replace(parsed, lakehouse=dataclasses.replace(lakehouse, **places), gold=gold)
+
+
+def _file_at(root: str) -> Path | None:
+    """The file that is where a root's folder, or one above it, should be."""
+    local_root = re.sub("^file:/*", "/", root)
+    if not (local_root.startswith("/") or tables.is_relative(local_root)):
+        return None
+    folder = Path(os.path.normpath(local_root))
+    # Not `Path.exists`, which raises an error below a folder that the user may not look into.
+    nearest = next((each for each in (folder, *folder.parents) if os.path.exists(each)), None)
+    return None if nearest is None or os.path.isdir(nearest) else nearest
 
 
 def _found(folder: str | None, path: Path) -> str | None:

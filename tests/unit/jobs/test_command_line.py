@@ -516,8 +516,9 @@ def test_a_table_that_fails_hides_no_maintenance_of_another(
 def test_characters_that_a_terminal_lacks_are_escaped(settings_file: Path) -> None:
     """Characters that its encoding lacks are escaped, in names of collections too."""
     settings_file.write_text(
-        f"name: shop\nlakehouse: {{root: {settings_file}}}\nsource:\n"
+        "name: shop\nlakehouse: {root: lakehouse}\nsource:\n"
         "  mongodb.connection.string: mongodb://127.0.0.1:1/?serverSelectionTimeoutMS=10\n"
+        f"  signal.enabled.channels: file\n  signal.file: {settings_file}/signals\n"
     )
     shown = subprocess.run(
         [sys.executable, "-m", "jobs", "check", "--config", str(settings_file)],
@@ -526,7 +527,7 @@ def test_characters_that_a_terminal_lacks_are_escaped(settings_file: Path) -> No
         capture_output=True,
         text=True,
     )
-    assert (shown.returncode, r"\u2192 choose another" in shown.stdout) == (3, True), shown.stderr
+    assert (shown.returncode, r"\u2192 create it" in shown.stdout) == (75, True), shown.stderr
 
 
 @pytest.mark.parametrize(

@@ -370,6 +370,19 @@ def test_a_file_in_the_root_of_the_file_system(tmp_path: Path, monkeypatch: pyte
     assert settings_file._found("no_such_folder", Path("/shop.yml")) == "no_such_folder"
 
 
+@pytest.mark.parametrize("root", ["{}/file", "file:{}/file/lakehouse", "file://{}/file", "file", "./file/lakehouse"])
+def test_a_root_that_is_a_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, root: str) -> None:
+    """No command finds a table there, so that silver, gold and status would say that bronze is empty."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").touch()
+    settings_text = "name: shop\nlakehouse: {{root: '{}'}}\nsource: {{mongodb.connection.string: 'mongodb://h'}}\n"
+    (tmp_path / "shop.yml").write_text(settings_text.format(root.format(tmp_path)))
+    with pytest.raises(errors.SettingsError, match=r"lakehouse\.root: .*file is a file.*folder is expected"):
+        settings_file.load(tmp_path / "shop.yml")
+    (tmp_path / "file").unlink()
+    assert settings_file.load(tmp_path / "shop.yml").lakehouse.root == root.format(tmp_path)
+
+
 def test_a_folder_that_cannot_be_looked_at_is_not_found(tmp_path: Path) -> None:
     """Every command reads the settings, and most of them need no folder: it ended them with a bug."""
     (tmp_path / "shop.yml").write_text(
