@@ -67,15 +67,26 @@ def boundary(
     """
     if lo is not None and lo[4] == _MAX_KEY:  # Nothing follows it, and the server refuses it as `min`.
         return None
+    # Not `$expr`, for which the server fetches every document on the way. Leaving out MaxKey at the open end only makes the
+    # last range one document longer.
+    document = _first(connection, collection, {**IdRange(lo=lo).ends(), "sort": {"_id": 1}, "skip": documents})
+    return None if document is None else id_as_hi(document)
+
+
+def greatest(connection: pymongo.MongoClient[Any], collection: catalog.SourceCollection) -> bytes | None:
+    """The greatest `_id`, as BSON ``{"_id": …}``; None in an empty collection. Reads the index only."""
+    return _first(connection, collection, {"sort": {"_id": -1}})
+
+
+def _first(
+    connection: pymongo.MongoClient[Any], collection: catalog.SourceCollection, options: Mapping[str, Any]
+) -> bytes | None:
+    """The first document that a `find` along the index of `_id` returns, with its `_id` alone; None without any."""
     command = {
         "find": collection.name,
-        # Not `$expr`, for which the server fetches every document on the way. Leaving out MaxKey at the open end only makes the
-        # last range one document longer.
-        **IdRange(lo=lo).ends(),
+        **options,
         "projection": {"_id": 1},
-        "sort": {"_id": 1},
         "hint": {"_id": 1},
-        "skip": documents,
         "limit": 1,
         "singleBatch": True,
     }
@@ -83,8 +94,8 @@ def boundary(
         reply = connection[collection.db].command(
             command, codec_options=cursor_reply.RAW, read_preference=connection.read_preference
         )
-    ids, _rest = cursor_reply.split_batch(bytes(reply.raw), b"firstBatch")
-    return id_as_hi(ids[0]) if ids else None
+    documents, _rest = cursor_reply.split_batch(bytes(reply.raw), b"firstBatch")
+    return documents[0] if documents else None
 
 
 def ranges(next_boundary: Callable[[bytes | None], bytes | None], lo: bytes | None = None) -> Iterator[IdRange]:

@@ -20,6 +20,7 @@ from bson.timestamp import Timestamp
 
 from cdc_core import errors
 from cdc_core.bronze import event_rows as events
+from cdc_core.extended_json import keys as canonical_keys
 from pipelines import helper_processes
 from pipelines.mongodb import catalog, snapshot_read
 from pipelines.mongodb import client as mongodb
@@ -67,6 +68,10 @@ class ChunkReader:
     def size(self, client: mongodb.Client, collection: catalog.SourceCollection) -> catalog.CollectionSize:
         """The approximate size of the collection; retries after temporary errors."""
         return self._with_retries(lambda: _size_of(client, collection))
+
+    def maximum_key(self, client: mongodb.Client, collection: catalog.SourceCollection) -> str | None:
+        """The key of the last document as of now; None where there is none. Retries after temporary errors."""
+        return self._with_retries(lambda: _maximum_key_of(client, collection))
 
     def ranges(
         self, client: mongodb.Client, collection: catalog.SourceCollection, *, behind: bytes | None, documents: int
@@ -212,6 +217,14 @@ def _size_of(client: mongodb.Client, collection: catalog.SourceCollection) -> ca
         return catalog.size(client, collection)
     except (mongodb_failures.CollectionChanged, mongodb_failures.ReadRefused, mongodb_failures.SnapshotExpired):
         return catalog.CollectionSize(0, 1024)
+
+
+def _maximum_key_of(client: mongodb.Client, collection: catalog.SourceCollection) -> str | None:
+    try:
+        document = snapshot_read.greatest(client, collection)
+    except (mongodb_failures.CollectionChanged, mongodb_failures.ReadRefused, mongodb_failures.SnapshotExpired):
+        return None  # the read of its documents raises the error
+    return None if document is None else canonical_keys.canonical_raw(document)
 
 
 def _too_slow() -> mongodb_failures.ReadRefused:

@@ -110,6 +110,8 @@ class Snapshot:
     has_paused: bool = False
     """Whether it ended because it was paused; after a resume another `Snapshot` continues from its state."""
     _documents: DocumentCounts = field(init=False, default_factory=lambda: DocumentCounts({}))
+    _maximum_key: str | None = field(init=False, default=None)
+    """The key of the current collection's last document when its read began, for notifications."""
 
     def run(self) -> SnapshotState:
         """Read and commit what is missing; returns the state, which is not done where the snapshot was stopped or paused."""
@@ -206,6 +208,8 @@ class Snapshot:
         # At least one: a single document may be larger than `chunk_bytes`.
         documents = max(1, min(max_documents, share_bytes // size.average))
         self._restart_where_filter_changed(collection.namespace)
+        is_incremental = self.state.kind is SnapshotKind.INCREMENTAL
+        self._maximum_key = self.reader.maximum_key(client, collection) if is_incremental else None
         reads: deque[tuple[snapshot_read.IdRange, Future[chunks.ChunkRows]]] = deque()
         try:
             self._read_to_end(pool, client, collection, documents, size.documents, reads)
@@ -335,6 +339,7 @@ class Snapshot:
         last_key = None if chunk.rows.num_rows == 0 else chunk.rows.column("key")[-1].as_py()
         if last_key is not None:
             data = {"current_collection_in_progress": namespace, "last_processed_key": last_key}
+            data |= {"maximum_key": self._maximum_key} if self._maximum_key is not None else {}
             self.notify(notifications.NotificationType.IN_PROGRESS, data)
         if after.completed:
             self._notify_completed(namespace)

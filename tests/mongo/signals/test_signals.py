@@ -14,6 +14,7 @@ from jobs import command_line
 from pipelines.bronze import log as bronze
 from pipelines.delta import tables as delta
 from pipelines.snapshot import snapshot
+from tests.harness import oracle
 from tests.harness.captures import (
     QUICK,
     Running,
@@ -65,6 +66,9 @@ def test_a_document_of_the_signal_collection_asks_for_a_snapshot(
     assert told == [
         ("Incremental Snapshot", event) for event in ("STARTED", "IN_PROGRESS", "TABLE_SCAN_COMPLETED", "COMPLETED")
     ]
+    noted = oracle.read(delta.layout(found.lakehouse).ops("notifications").path or "").to_pylist()
+    [progress] = [dict(each["additional_data"]) for each in noted if (each["id"], each["type"]) == ("one", "IN_PROGRESS")]
+    assert (progress["last_processed_key"], progress["maximum_key"]) == ("9", "9")
 
 
 def test_the_command_sends_a_signal_that_the_next_start_finds(
