@@ -68,7 +68,8 @@ DROPPED = DroppedRecord()
 def extracted(event: Json, *, options: UnwrapOptions) -> ExtractedRecord | UnchangedRecord | DroppedRecord:
     """The result of one event.
 
-    Raises `ValueError` if a JSON text inside the event (`after`, `updatedFields`, …) cannot be read.
+    Raises `ValueError` if a JSON text inside the event (`after`, `updatedFields`, …) cannot be read, or the envelope of a create, read or
+    update has no field that tells of the document.
     """
     change = change_event.read(event)
     if change is None:
@@ -150,6 +151,8 @@ def _state(change: ChangeEvent, identity: EjsonValue | legacy_patches.NoId) -> r
         return _partial(_updated(change), _removed(change), identity)
     if envelope.get("patch") is not None:
         return legacy_patches.patched(_parsed_document(envelope["patch"]), identity)
+    if "after" not in envelope and envelope.get("op") in ("c", "r", "u"):
+        raise ValueError("the envelope has no field after, which is null where there is no document")
     return None
 
 

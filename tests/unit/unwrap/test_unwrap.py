@@ -118,6 +118,16 @@ def test_a_text_inside_an_event_that_cannot_be_read_raises_value_error() -> None
             rows([{"key": None, "value": {**ENVELOPE, "after": text}}])
 
 
+@pytest.mark.parametrize("op", ["c", "r", "u"])
+def test_an_envelope_without_after_is_no_delete(op: str) -> None:
+    """The SMT raises for it. With a null it is a delete, whatever `op` is, as in the SMT, and a delete may lack what is null."""
+    lacking = {name: value for name, value in {**ENVELOPE, "op": op}.items() if name not in ("after", "updateDescription")}
+    with pytest.raises(ValueError, match="no field after"):
+        rows([{"key": None, "value": lacking}])
+    assert document({"key": None, "value": {**lacking, "after": None}}) is None
+    assert document({"key": None, "value": {**lacking, "op": "d"}}) is None
+
+
 # --- updates ---------------------------------------------------------------------------------------------------------
 
 
