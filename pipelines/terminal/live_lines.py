@@ -138,7 +138,22 @@ def work_progress(*, is_service: bool = False) -> Callable[[WorkProgress], None]
 def _show_work(now: WorkProgress) -> None:
     for line in _SHOWN:
         # A service then waits, maybe for hours.
-        line.update(Text(work_line(now) if now.tables < now.all_tables else now.work))
+        line.update(_RunningWork(now) if now.tables < now.all_tables else Text(now.work))
+
+
+class _RunningWork:
+    """The line about work, whose time goes on each time it is rendered."""
+
+    def __init__(self, now: WorkProgress) -> None:
+        self._now, self._heard_at = now, time.monotonic()
+
+    def __rich__(self) -> Text:
+        return Text(work_line(_later(self._now, self._heard_at)))
+
+
+def _later(heard: WorkProgress, heard_at: float) -> WorkProgress:
+    """The progress as of now, where nothing more was heard."""
+    return replace(heard, seconds=heard.seconds + time.monotonic() - heard_at)
 
 
 def _work_log() -> Callable[[WorkProgress], None]:
@@ -167,7 +182,7 @@ class _WorkLog:
         with self._lock:
             self._timer, now = None, self._newest
             if now is not None and now.tables < now.all_tables:
-                self._log(replace(now, seconds=now.seconds + time.monotonic() - self._heard_at))
+                self._log(_later(now, self._heard_at))
                 self._wait()
 
     def _wait(self) -> None:
@@ -221,10 +236,12 @@ def snapshot_line(now: SnapshotProgress) -> str:
 
 
 def work_line(now: WorkProgress) -> str:
-    """How far work is: its tables, and its events where they were counted beforehand, with their rate and the time left."""
+    """How far work is: its tables, and its events where they were counted beforehand, with their rate and the time left; else its time."""
     line = f"{now.work}: {now.tables:,} of {now.all_tables:,} tables"
     if now.all_events:
         line += f", {now.events:,} of {now.all_events:,} events"
+    elif now.seconds > SHORT_SECONDS and now.tables < now.all_tables:
+        line += f", running for {units.duration(now.seconds)}"
     # Events count when their range is applied: where most are in one of the last tables, the rate says nothing of the time left.
     is_even = 10 * now.events * now.all_tables >= now.tables * now.all_events
     if 0 < now.events < now.all_events and now.seconds and now.tables < now.all_tables and is_even:

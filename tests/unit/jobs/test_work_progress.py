@@ -109,9 +109,19 @@ def test_items_count_however_their_turn_ends() -> None:
     assert [(each.tables, each.all_tables) for each in heard] == [(0, 3), (1, 3), (2, 3)]
 
 
+def test_the_live_line_goes_on_while_nothing_is_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live_lines.time, "monotonic", lambda: now)
+    now = 5.0
+    line = live_lines._RunningWork(WorkProgress("maintain", 0, 1, 0, 0, 1.0))
+    now = 64.0
+    assert line.__rich__().plain == "maintain: 0 of 1 tables, running for 1 min"
+
+
 def test_the_line_has_a_rate_where_events_are_counted() -> None:
     """Gold does not know beforehand how many rows it will write."""
     assert live_lines.work_line(WorkProgress("gold", 3, 3000, 0, 0, 9.0)) == "gold: 3 of 3,000 tables"
+    # One table may take hours: the line shows that the command is still at work.
+    assert live_lines.work_line(WorkProgress("verify", 0, 1, 0, 0, 190.0)) == "verify: 0 of 1 tables, running for 3 min 10 s"
     line = live_lines.work_line(WorkProgress("silver", 3, 3000, 1000, 61_000, 10.0))
     assert line == "silver: 3 of 3,000 tables, 1,000 of 61,000 events, 100/s, 10 min left"
     # Most events are in the last table, whose first range is not applied yet.
@@ -133,7 +143,7 @@ def test_without_a_terminal_long_work_is_logged(caplog: pytest.LogCaptureFixture
         hear(WorkProgress("silver", tables, 3, 0, 0, 60.0))
         hear(WorkProgress("gold", tables, 3, 0, 0, 60.0))
     assert [(each.name, each.getMessage()) for each in caplog.records] == [
-        (f"pipelines.{work}", f"progress: {work}: 1 of 3 tables") for work in ("silver", "gold")
+        (f"pipelines.{work}", f"progress: {work}: 1 of 3 tables, running for 1 min") for work in ("silver", "gold")
     ]
     for work in ("silver", "gold"):  # otherwise a line would come during another test
         hear(WorkProgress(work, 3, 3, 0, 0, 60.0))
@@ -162,7 +172,7 @@ def test_a_step_that_takes_minutes_is_logged_too(caplog: pytest.LogCaptureFixtur
     count = len(caplog.records)
     time.sleep(0.2)
     assert len(caplog.records) == count, "a service that waits for events logs nothing"
-    assert {each.getMessage() for each in caplog.records[:3]} == {"progress: gold: 1 of 2 tables"}
+    assert all(each.getMessage().startswith("progress: gold: 1 of 2 tables, running for 1 min") for each in caplog.records)
 
 
 def test_work_without_progress_of_its_own_is_logged(
@@ -188,4 +198,4 @@ def test_a_command_that_prints_a_result_logs_its_progress_alone(
     hear(WorkProgress("verify", 3, 3, 0, 0, 61.0))
     logging.getLogger("pipelines.verify").info("a detail")
     lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == 1 and lines[0].endswith(" info pipelines.verify progress: verify: 1 of 3 tables")
+    assert len(lines) == 1 and " info pipelines.verify progress: verify: 1 of 3 tables, " in lines[0]
