@@ -37,15 +37,20 @@ class WorkCounter:
         self._lock = threading.Lock()
         self._going_on: dict[object, float] = {}
         """When each table was begun at which one is at work."""
+        self._tables = self._all_tables = 0
         self.begin(0)
 
     def begin(self, tables: int, events: int = 0) -> None:
-        """Count anew, to these numbers, beside what is going on."""
+        """Count anew, to these numbers, beside what is going on.
+
+        With none this ends a count of which a stop has left a part, and which a log would follow for ever.
+        """
         with self._lock:
+            is_left = self._tables < self._all_tables
             self._began = min(self._going_on.values(), default=time.monotonic())
             self._tables, self._all_tables = 0, tables + len(self._going_on)
             self._events, self._all_events = 0, 0 if self._going_on else events
-        if self._all_tables:
+        if self._all_tables or is_left:
             self.add()
 
     def add(self, events: int = 0, *, tables: int = 0) -> None:

@@ -137,6 +137,7 @@ def run(
         _raise(gold.failures, gold.refused if once else {})
     finally:
         gold.close()
+        counter.begin(0)
     return GoldResult(changed_keys, time.monotonic() - started, tuple(results))
 
 

@@ -142,6 +142,7 @@ def run(
         silver.failures.raised()
     finally:
         silver.close()
+        counter.begin(0)
     return replace(total, seconds=time.monotonic() - start)
 
 

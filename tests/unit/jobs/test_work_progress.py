@@ -36,6 +36,25 @@ def test_silver_and_gold_tell_how_far_they_are(tmp_path: Path) -> None:
     assert [(each.work, each.tables, each.all_tables) for each in heard] == [("gold", count, 2) for count in range(3)]
 
 
+def test_what_a_stop_has_left_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a service pauses for a cut, its log would say every 30 seconds that silver is at work on the rest."""
+    heard: list[WorkProgress] = []
+    stop, publish, apply = threading.Event(), gold._GoldRun._applied, silver._SilverRun._applied
+    with without_spark.running():
+        hop = without_spark.Hop(tmp_path)
+        for collection in ("a", "b"):
+            hop.append((1, bson.encode({"_id": 1})), collection=collection)
+        monkeypatch.setattr(silver._SilverRun, "_applied", lambda run, *given: (stop.set(), apply(run, *given))[1])
+        silver.run(SPARK, hop.settings, stop=stop, progress=heard.append)
+        assert (1, 2) in [(each.tables, each.all_tables) for each in heard] and heard[-1].tables == heard[-1].all_tables
+        silver.run(SPARK, hop.settings)
+        stop.clear()
+        monkeypatch.setattr(gold._GoldRun, "_applied", lambda run, *given: (stop.set(), publish(run, *given))[1])
+        heard.clear()
+        gold.run(SPARK, hop.settings, stop=stop, progress=heard.append)
+        assert (1, 2) in [(each.tables, each.all_tables) for each in heard] and heard[-1].tables == heard[-1].all_tables
+
+
 def test_a_table_that_fails_counts_too() -> None:
     """Otherwise the last line of a run would say that it waits for a table."""
     heard: list[WorkProgress] = []
