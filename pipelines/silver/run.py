@@ -294,9 +294,12 @@ class _SilverRun:
     def _is_behind(self, namespace: registry.Namespace, to: int) -> bool:
         """Whether a collection's table is at a batch before `to`; false where that is not known: a claim then tells why."""
         with suppress(Exception):
-            standing = table_history.standing(self.spark, self.positions.table(namespace))
+            table = self.positions.table(namespace)
+            standing = table_history.standing(self.spark, table)
             table_to = standing.metadata.get("to") if standing.version >= 0 else 0
-            return table_to is not None and int(table_to) < to
+            if table_to is None:  # restored to its creation, for example
+                table_to = registry.silver_position(self.spark, table).to
+            return int(table_to) < to
         return False
 
     def _retry_failed(self, at_work: Collection[registry.Namespace]) -> set[registry.Namespace]:

@@ -558,6 +558,30 @@ def test_a_service_applies_again_what_was_taken_from_a_table_without_new_events(
     assert position.to == 2 and sorted(keys) == ["0", "1"]
 
 
+def test_a_service_applies_again_all_that_a_table_lacks_without_a_position(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A RESTORE to its creation: the table stayed empty until the collection's next event."""
+    monkeypatch.setattr(silver, "NOTED_SECONDS", 0.0)
+    with without_spark.running():
+        hop = Hop(tmp_path)
+        service = hop.silver_run()
+        hop.append((0, bson.encode({"_id": 0})))
+        service.run_round()
+        live = live_files.LiveFiles(Path(hop.silver_table.path or ""))
+        assert live.at_newest()
+        removed = [{"remove": {"path": each["path"], "dataChange": True}} for each in live.files()]
+        said = {"operationParameters": {"version": "0"}}
+        without_spark.write(Path(hop.silver_table.path or ""), live.version + 1, removed, "RESTORE", **said)
+        # The greatest batch of its rows.
+        monkeypatch.setattr(
+            type(SPARK), "sql", lambda *_: SimpleNamespace(first=lambda: SimpleNamespace(batch=None)), raising=False
+        )
+        assert service.run_round().events == 1
+        service.close()
+        assert oracle.read(hop.silver_table.path or "")["__key"].to_pylist() == ["0"]
+
+
 def test_what_was_taken_from_a_table_is_applied_by_the_next_start_of_a_stopped_service(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
