@@ -21,7 +21,7 @@ from pipelines.demo import quality
 from pipelines.gold import current, expectations, in_process, models, publish
 from pipelines.gold import great_expectations as library
 from pipelines.gold import run as gold
-from pipelines.gold.candidate import Candidate, selected
+from pipelines.gold.candidate import Audit, Candidate, selected
 from pipelines.operations import rebuild
 from pipelines.silver import run as silver
 from tests.harness import bronze_rows, gold_shop, oracle
@@ -89,12 +89,15 @@ def test_a_refused_version_of_a_model_leaves_the_last_good_one(spark: SparkSessi
 
     shop.change("orders", {"_id": 3, "customer": 1, "amount": 1})
 
-    def killed(session: SparkSession, candidate: Candidate) -> Mapping[str, object]:
-        gate(session, candidate)
-        raise KeyboardInterrupt
+    class Killed(Audit):
+        def __call__(self, session: SparkSession, candidate: Candidate) -> Mapping[str, object]:
+            gate(session, candidate)
+            raise KeyboardInterrupt
+
+        judges = gate.judges
 
     with pytest.raises(KeyboardInterrupt):
-        shop.run(audit=killed)
+        shop.run(audit=Killed())
     assert shop.rows("totals") == {(1, 5), (2, 60)}
     assert shop.run(audit=gate, judged=judged) == {"totals": "changed"}
     assert shop.rows("totals") == {(1, 6), (2, 60)}
