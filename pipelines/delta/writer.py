@@ -249,11 +249,11 @@ class Writer(StatementCommits):
             return None
 
         def replace(fence: Fence) -> int:
+            # A commit since may have written rows of the keys, which are searched again only where `places` are not given.
+            if fence.base != read_version and (places is not None or not has_vectors):
+                raise upsert.NeedsMerge
             if has_vectors:
                 return direct.replace(file, keys, live, schema, places, fence)
-            # A commit since may have written rows of the keys.
-            if fence.base != read_version:
-                raise upsert.NeedsMerge
             return direct.replace_files(file, [touched for touched, _ in rewritten], live, fence, is_change=True)
 
         with contextlib.suppress(upsert.NeedsMerge):

@@ -1,0 +1,66 @@
+"""Replacing the rows of few keys of a model, given the rows of its query."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from cdc_core.tables import definition
+from cdc_core.tables import layout as tables
+from pipelines.delta import data_file, direct_log
+from pipelines.delta import tables as delta
+from pipelines.delta.writer import Writer
+from pipelines.gold import model_in_process
+from tests.harness import oracle, without_spark
+from tests.harness.without_spark import SPARK
+
+SCHEMA = pa.schema([("at", pa.timestamp("us", "UTC")), ("day", pa.date32()), ("n", pa.int64())])
+
+
+def _rows(*values: tuple[int | None, int | None, int]) -> pa.Table:
+    """Rows of `SCHEMA`, given the numbers of microseconds and days."""
+    numbers = zip(*values) if values else ([], [], [])
+    types = (pa.int64(), pa.int32(), pa.int64())
+    columns = [pa.array(each, type_).view(field.type) for each, type_, field in zip(numbers, types, SCHEMA, strict=True)]
+    return pa.table(columns, schema=SCHEMA)
+
+
+def _writer(root: Path, rows: pa.Table, *, vectors: bool = True) -> Writer:
+    table = tables.Layout(str(root)).model("sums")
+    properties = {definition.DELETION_VECTORS: str(vectors).lower()}
+    delta.create(SPARK, table, columns="`at` TIMESTAMP, `day` DATE, `n` BIGINT", properties=properties)
+    writer = Writer.claim(SPARK, table)
+    writer.append_arrow(rows, to=1)
+    return writer
+
+
+def _query(rows: pa.Table) -> Any:
+    return SimpleNamespace(limit=lambda count: SimpleNamespace(toArrow=lambda: rows.slice(0, count)))
+
+
+def _stored(writer: Writer) -> list[tuple[Any, ...]]:
+    rows = oracle.read(writer.table.path or "")
+    numbers = [
+        rows[name].cast(type_).to_pylist() for name, type_ in (("at", pa.int64()), ("day", pa.int32()), ("n", pa.int64()))
+    ]
+    return sorted(zip(*numbers), key=repr)
+
+
+@pytest.mark.parametrize("vectors", [True, False])
+def test_rows_that_another_program_has_added_meanwhile_are_for_spark(tmp_path: Path, vectors: bool) -> None:
+    """They may be of these keys: a key would have two rows."""
+    with without_spark.running():
+        writer = _writer(tmp_path, _rows((1, 1, 1)), vectors=vectors)
+        rows = _rows((1, 1, 7))
+        few = model_in_process.computed(_query(rows), rows.select(["at"]), writer)
+        assert few is not None
+        log: Any = direct_log.of(SPARK, writer.table)
+        log.append(
+            data_file.ParquetFile.write(log.store, [_rows((1, 1, 5))], schema=SCHEMA, statistics=(), table=writer.table)
+        )
+        assert model_in_process.replaced(few, writer, to=2, extra={}) is None
+        assert _stored(writer) == [(1, 1, 1), (1, 1, 5)]
