@@ -54,7 +54,7 @@ def places_of(folder: Path, files: Sequence[dict[str, Any]], keys: pa.Table, sch
     Raises `OSError`, or `NotReadable` where a file has columns of other types.
     """
     value_sets = [pc.unique(column) for column in keys.columns]
-    tuples = set(_tuples(keys))
+    sought_tuples = set(tuples(keys))
 
     def rows(source: Source) -> list[int]:
         with pq.ParquetFile(source, coerce_int96_timestamp_unit="us") as parquet:
@@ -65,15 +65,24 @@ def places_of(folder: Path, files: Sequence[dict[str, Any]], keys: pa.Table, sch
         if len(schema) == 1:
             return list(numbers.to_pylist())
         # Each of its values is sought, but maybe in different keys.
-        return [*itertools.compress(numbers.to_pylist(), (each in tuples for each in _tuples(file_rows.take(numbers))))]
+        return [
+            *itertools.compress(numbers.to_pylist(), (each in sought_tuples for each in tuples(file_rows.take(numbers))))
+        ]
 
     with ThreadPoolExecutor(THREADS, thread_name_prefix="medallion-keys") as pool:
         file_rows = pool.map(rows, _sources(folder, files))
         return [(file, numbers) for file, numbers in zip(files, file_rows, strict=True) if numbers]
 
 
-def _tuples(rows: pa.Table) -> Iterator[tuple[Any, ...]]:
-    return zip(*(column.to_pylist() for column in rows.columns))
+def tuples(rows: pa.Table) -> Iterator[tuple[Any, ...]]:
+    """The rows as values of Python that are equal where those of Arrow are. Times and dates are numbers: Python has none after year 9999."""
+    return zip(*(_comparable(column).to_pylist() for column in rows.columns))
+
+
+def _comparable(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    if pa.types.is_date32(column.type):
+        return column.cast(pa.int32())
+    return column.cast(pa.int64()) if pa.types.is_timestamp(column.type) else column
 
 
 def _sources(folder: Path, files: Sequence[dict[str, Any]]) -> list[Source]:

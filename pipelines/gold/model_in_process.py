@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -10,7 +10,7 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 
-from pipelines.delta import live_files, table_schema
+from pipelines.delta import key_search, live_files, table_schema
 from pipelines.delta.writer import Writer
 from pipelines.spark import failures as spark_failures
 
@@ -53,7 +53,7 @@ def computed(query: DataFrame, keys: pa.Table, writer: Writer) -> FewRows | None
     except (PySparkException, Py4JJavaError) as error:  # such as rows of more bytes than a driver takes
         spark_failures.of_one(error)  # raises where Spark is lost
         return None
-    wanted, own = _tuples(keys), _tuples(rows.select(keys.column_names))
+    wanted, own = [*key_search.tuples(keys)], [*key_search.tuples(rows.select(keys.column_names))]
     own_keys = set(own)
     if len(own_keys) < len(own) or not own_keys <= set(wanted):
         return None
@@ -81,7 +81,3 @@ def replaced(few: FewRows, writer: Writer, *, to: object, extra: Mapping[str, ob
 
 def _is_comparable(type_: pa.DataType) -> bool:
     return any(is_type(type_) for is_type in _KEY_TYPES)
-
-
-def _tuples(rows: pa.Table) -> Sequence[tuple[object, ...]]:
-    return [*zip(*(column.to_pylist() for column in rows.columns))]

@@ -19,6 +19,8 @@ from tests.harness import oracle, without_spark
 from tests.harness.without_spark import SPARK
 
 SCHEMA = pa.schema([("at", pa.timestamp("us", "UTC")), ("day", pa.date32()), ("n", pa.int64())])
+YEAR_10000 = 253_402_300_800_000_000
+"""Microseconds since 1970."""
 
 
 def _rows(*values: tuple[int | None, int | None, int]) -> pa.Table:
@@ -48,6 +50,18 @@ def _stored(writer: Writer) -> list[tuple[Any, ...]]:
         rows[name].cast(type_).to_pylist() for name, type_ in (("at", pa.int64()), ("day", pa.int32()), ("n", pa.int64()))
     ]
     return sorted(zip(*numbers), key=repr)
+
+
+@pytest.mark.parametrize("names", [["at"], ["day"], ["at", "day"]])
+def test_keys_may_be_days_that_python_lacks(tmp_path: Path, names: list[str]) -> None:
+    """MongoDB has dates until the year 292,278,994, and Spark until 294,247."""
+    with without_spark.running():
+        writer = _writer(tmp_path, _rows((YEAR_10000, 3_000_000, 1), (YEAR_10000 + 1, 3_000_001, 2), (None, None, 3)))
+        keys = _rows((YEAR_10000, 3_000_000, 0), (YEAR_10000 + 1, 3_000_001, 0), (None, None, 0)).select(names)
+        few = model_in_process.computed(_query(_rows((YEAR_10000, 3_000_000, 7), (None, None, 8))), keys, writer)
+        assert few is not None and few.rowless.equals(keys.slice(1, 1))
+        assert model_in_process.replaced(few, writer, to=2, extra={}) == writer.version
+        assert _stored(writer) == sorted([(YEAR_10000, 3_000_000, 7), (None, None, 8)], key=repr)
 
 
 @pytest.mark.parametrize("vectors", [True, False])
