@@ -63,7 +63,7 @@ PART_ROWS = 1 << 16
 _READ_ROWS = 4096
 """Rows of one read; a part consists of several. Only reading shows how large the rows are."""
 
-_IN_MEMORY = 4
+IN_MEMORY = 4
 """Size in memory relative to that in a file without dictionaries: Arrow adds offsets and nulls."""
 
 
@@ -142,7 +142,7 @@ class LiveFiles:
                 parts.append(table_schema.conformed(part, schema))
                 # The footer has the size of the distinct values for a dictionary-encoded column, and not that of the rows.
                 size += part.nbytes
-                if size > _IN_MEMORY * MANY_BYTES:
+                if size > IN_MEMORY * MANY_BYTES:
                     raise table_schema.NotReadable
         return pa.concat_tables(parts) if parts else schema.empty_table()
 

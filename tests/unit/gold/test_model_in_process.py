@@ -11,7 +11,7 @@ import pytest
 
 from cdc_core.tables import definition
 from cdc_core.tables import layout as tables
-from pipelines.delta import data_file, direct_log
+from pipelines.delta import data_file, direct_log, key_search, live_files
 from pipelines.delta import tables as delta
 from pipelines.delta.writer import Writer
 from pipelines.gold import model_in_process
@@ -44,6 +44,13 @@ def _query(rows: pa.Table) -> Any:
     return SimpleNamespace(limit=lambda count: SimpleNamespace(toArrow=lambda: rows.slice(0, count)))
 
 
+def _unused() -> Any:
+    def refused(_: int) -> Any:
+        pytest.fail("the query ran")
+
+    return SimpleNamespace(limit=refused)
+
+
 def _stored(writer: Writer) -> list[tuple[Any, ...]]:
     rows = oracle.read(writer.table.path or "")
     numbers = [
@@ -62,6 +69,30 @@ def test_keys_may_be_days_that_python_lacks(tmp_path: Path, names: list[str]) ->
         assert few is not None and few.rowless.equals(keys.slice(1, 1))
         assert model_in_process.replaced(few, writer, to=2, extra={}) == writer.version
         assert _stored(writer) == sorted([(YEAR_10000, 3_000_000, 7), (None, None, 8)], key=repr)
+
+
+@pytest.mark.parametrize("reason", ["many rows", "large rows", "large files", "a store", "commits go through Spark"])
+def test_a_query_whose_rows_cannot_be_replaced_here_is_not_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reason: str
+) -> None:
+    """Spark's steps would run it again."""
+    with without_spark.running():
+        writer = _writer(tmp_path, _rows((1, 1, 1), (2, 2, 2)), vectors=reason != "large files")
+        if reason == "many rows":
+            monkeypatch.setattr(live_files, "MANY_KEYS", 1)
+        elif reason == "large rows":
+            monkeypatch.setattr(live_files, "MANY_BYTES", 100)
+        elif reason == "large files":
+            monkeypatch.setattr(live_files, "MANY_REWRITTEN_BYTES", 1)
+        elif reason == "a store":
+            monkeypatch.setattr(key_search, "places_of", _large)
+        else:  # as over Spark Connect
+            monkeypatch.setattr(writer, "direct", None)
+        assert model_in_process.computed(_unused(), _rows((1, 1, 0)).select(["at"]), writer) is None
+
+
+def _large(*_: Any) -> Any:
+    raise OSError("too large")
 
 
 @pytest.mark.parametrize("vectors", [True, False])
