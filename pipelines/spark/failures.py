@@ -79,6 +79,7 @@ _NO_CATALOG = (
     "NO_SUCH_CATALOG_EXCEPTION",
     "INVALID_SCHEMA_OR_RELATION_NAME",
 )
+_LOG_INCOMPLETE = ("DELTA_VERSIONS_NOT_CONTIGUOUS", "DELTA_TRUNCATED_TRANSACTION_LOG", "DELTA_STATE_RECOVER_ERROR")
 _CATALOG_FAILS = ("MetaException", "TTransportException")
 """What the client of a Hive metastore or of AWS Glue raises where that does not answer, or refuses."""
 STORE_ADVICE = "check the bucket's name, the endpoint, the credentials and their permissions"
@@ -139,6 +140,11 @@ def translated(error: BaseException) -> errors.MedallionError | None:
         return errors.SettingsError(
             "lakehouse.catalog: this Spark has no such catalog, or refuses the name of a table or schema; --debug "
             "shows which"
+        )
+    if condition(error) in _LOG_INCOMPLETE:
+        return errors.DecisionNeeded(
+            "a table's log lacks entries: files of its _delta_log were deleted, or the table was copied or restored in part. Stop the "
+            "pipeline and restore the table from a backup; --debug shows which"
         )
     if is_caused_by(error, _CATALOG_FAILS):
         return errors.StoreUnreachable(

@@ -286,6 +286,15 @@ def test_a_spark_that_was_stopped_is_lost(text: str) -> None:
         parallel.Failures().note("shop.a", Raised(text))
 
 
+@pytest.mark.parametrize(
+    "condition", ["DELTA_VERSIONS_NOT_CONTIGUOUS", "DELTA_TRUNCATED_TRANSACTION_LOG", "DELTA_STATE_RECOVER_ERROR"]
+)
+def test_a_log_that_lacks_entries_is_no_bug(condition: str) -> None:
+    """`medallion check`, too, reads bronze's log: it ended with Java's error, without its other findings."""
+    told = failures.translated(OfJava(Raised(condition)))
+    assert isinstance(told, errors.DecisionNeeded) and "lacks entries" in str(told)
+
+
 class UnauthorizedAccessException(Exception):
     """Has the name of Unity Catalog's exception."""
 
