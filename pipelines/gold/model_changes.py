@@ -26,6 +26,9 @@ MANY_FILES = 500
 FEW_ROWS = 250_000
 """The most changed rows of a version that this process reads by location. With more, Spark reads whole files of both versions."""
 
+CHEAP_ROWS = 20_000
+"""The most rows of both versions whose keys are computed twice: first for a look at whether there are few; that takes 0.5 s."""
+
 READ_BYTES = 2**30
 """The most bytes of files that are read for them."""
 
@@ -38,7 +41,7 @@ _FILE = "substring_index(_metadata.file_path, '/', -1)"
 
 
 class ChangedKeys(NamedTuple):
-    """Keys of changed rows. If `are_cheap`, this process holds the rows, and computing the keys again reads no table."""
+    """Keys of changed rows. If `are_cheap`, this process holds the rows, which are few: computing the keys again reads no table."""
 
     rows: DataFrame
     are_cheap: bool
@@ -55,8 +58,12 @@ def changed_keys(
     """
     before, after = table_history.changed_between(spark, table, before, after)
     files = _seen(spark, table, before, after)
-    few_rows = _few_rows(spark, files)
-    old, new = few_rows or _rows_of_files(spark, table, (before, after), files)
+    few_rows = _few_rows(files)
+    are_cheap = few_rows is not None and sum(map(len, few_rows)) <= CHEAP_ROWS
+    if few_rows is not None:
+        old, new = map(spark.createDataFrame, few_rows)
+    else:
+        old, new = _rows_of_files(spark, table, (before, after), files)
     names = [f"{identifier(name)} AS `__key_{number}`" for number, name in enumerate(columns)]
     old, new = (
         rows.selectExpr(*names, f"{_DIGEST} AS `__row`", f"{sign} AS `__sign`") for rows, sign in ((old, -1), (new, 1))
@@ -68,7 +75,7 @@ def changed_keys(
     keys = [f"__key_{number}" for number in range(len(columns))]
     # A row of both versions counts once on each side and cancels out.
     changed_rows = all_rows.groupBy(*keys, "__row").agg(F.sum("__sign").alias("__sum")).where("`__sum` <> 0")
-    return ChangedKeys(changed_rows.select(*keys), few_rows is not None)
+    return ChangedKeys(changed_rows.select(*keys), are_cheap)
 
 
 _Seen: TypeAlias = "tuple[LiveFiles, LiveFiles] | None"
@@ -80,23 +87,21 @@ def _seen(spark: SparkSession, table: tables.TableRef, before: int, after: int) 
     return (old, new) if old is not None and new is not None and old.at(before) and new.at(after) else None
 
 
-def _few_rows(spark: SparkSession, seen: _Seen) -> tuple[DataFrame, DataFrame] | None:
+def _few_rows(seen: _Seen) -> tuple[pa.Table, pa.Table] | None:
     """The rows that only the old version has, and those that only the new one has; None if they are too many to read here."""
     if seen is None:
         return None
     old, new = seen
     try:
-        return _beyond(spark, old, new), _beyond(spark, new, old)
+        return _beyond(old, new), _beyond(new, old)
     except (OSError, pa.ArrowException, table_schema.NotReadable):
         return None
 
 
-def _beyond(spark: SparkSession, live: LiveFiles, other: LiveFiles) -> DataFrame:
+def _beyond(live: LiveFiles, other: LiveFiles) -> pa.Table:
     places = live_files.rows_beyond(live, other, limit=FEW_ROWS)
     columns, size_bytes = live.schema.names, live_files.MANY_BYTES
-    return spark.createDataFrame(
-        live_files.rows_at(live, places, columns=columns, size_bytes=size_bytes, read_bytes=READ_BYTES)
-    )
+    return live_files.rows_at(live, places, columns=columns, size_bytes=size_bytes, read_bytes=READ_BYTES)
 
 
 def _rows_of_files(

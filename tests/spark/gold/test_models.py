@@ -482,6 +482,10 @@ def test_what_changed_is_the_same_whoever_looks_for_it(
     with monkeypatch.context() as here:
         here.setattr(model_changes, "_rows_of_files", None)
         assert changed() == expected
+        # Of many rows the keys are not computed twice.
+        for most, are_cheap in ((2000, True), (20, False)):
+            here.setattr(model_changes, "CHEAP_ROWS", most)
+            assert model_changes.changed_keys(spark, table, before, after, ["k.1"]).are_cheap is are_cheap
     monkeypatch.setattr(model_changes, "_few_rows", lambda *_: None)
     with monkeypatch.context() as named:
         named.setattr(model_changes, "_places", None)

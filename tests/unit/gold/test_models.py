@@ -293,7 +293,6 @@ def test_over_an_older_copy_of_its_table_a_model_is_made_whole(tmp_path: Path, m
 
 def test_of_a_large_table_the_rows_that_changed_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It reads only these rows, not whole files, and no query counts the rows of both versions."""
-    spark: Any = SimpleNamespace(createDataFrame=lambda rows: rows)
     with without_spark.running():
         hop = without_spark.Hop(tmp_path)
         hop.append(*((number, bson.encode({"_id": number, "v": "a"})) for number in range(100)))
@@ -303,10 +302,10 @@ def test_of_a_large_table_the_rows_that_changed_are_read(tmp_path: Path, monkeyp
         hop.run()
         after = local_log.newest_version(Path(hop.gold_table.path or "")) or 0
         seen = model_changes._seen(without_spark.SPARK, hop.gold_table, before, after)
-        found = model_changes._few_rows(spark, seen) or ()
+        found = model_changes._few_rows(seen) or ()
         assert [rows.sort_by("_id").select(["_id", "v"]).to_pylist() for rows in found] == [
             [{"_id": 5, "v": "a"}, {"_id": 6, "v": "a"}],
             [{"_id": 5, "v": "b"}, {"_id": 100, "v": "a"}],
         ]
         monkeypatch.setattr(model_changes, "FEW_ROWS", 1)
-        assert model_changes._few_rows(spark, seen) is None
+        assert model_changes._few_rows(seen) is None
