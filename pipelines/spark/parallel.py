@@ -207,7 +207,8 @@ class Pool:
         """The results of `act` in the items' order, without items that had not begun when `stop` was set.
 
         After `patience_seconds` it waits only until a thread is free: the remaining items are then `at_work`, and a later call after their
-        end, or `rest`, returns their outcomes before its own. After an error no further item begins. The error is raised when all begun items have ended.
+        end, or `rest`, returns their outcomes before its own. After an error no further item begins. The error is raised when all begun
+        items have ended.
         """
         sessions = self.sessions
         # One item needs no thread, and the first statement of a new session would be slow.
