@@ -1,16 +1,18 @@
 """Freshness: from an insert in MongoDB to its visibility in bronze, and in gold, at one-second commits.
 
-    python -m bench.freshness [--seconds 60] [--rate 100] [--collections 1 10] [--mix]
+    python -m bench.freshness [--seconds 60] [--rate 100] [--collections 1 10] [--mix] [--beside]
 
 A writer inserts at a steady rate into the collections in turn; a reader outside Spark (delta-rs) polls the tables and compares with the
 times of the inserts. With `--mix` the documents are nested, and of ten writes five update an earlier document and one deletes one; use two
-minutes or more, so that the tables reach their checkpoints (`delta.checkpointInterval`). Bronze is the capture alone; gold is `medallion
-run`. The measurement begins after two documents of each collection have arrived; the time of the start is printed.
+minutes or more, so that the tables reach their checkpoints (`delta.checkpointInterval`). With `--beside` gold has one more collection, which
+is not measured: values of changing types make silver write its table anew all the time (`schema.on.conflict: retype`). Bronze is the capture
+alone; gold is `medallion run`. The measurement begins after two documents of each collection have arrived; the time of the start is printed.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import functools
 import json
 import random
@@ -27,6 +29,7 @@ from bson import json_util
 from deltalake import DeltaTable, QueryBuilder
 
 from bench import ground, shapes
+from cdc_core.settings import parse
 from pipelines import run as layers
 from pipelines.capture import service as capture
 from pipelines.delta import tables as delta
@@ -35,6 +38,9 @@ from pipelines.spark import session as sparks
 
 PAUSE_SECONDS = 0.1
 """Between two polls of the tables."""
+
+BESIDE, BESIDE_SECONDS = "beside", 0.5
+"""The collection of `--beside`, and the seconds between its inserts."""
 
 INSERTS, UPDATES = 4, 5
 """Numbers of ten writes of the mix; the others are deletes."""
@@ -71,12 +77,23 @@ class Trial:
 
 
 def measured(
-    spark: Any, uri: str, *, seconds: float, rate: float, collections: int, into: str, is_mix: bool = False
+    spark: Any,
+    uri: str,
+    *,
+    seconds: float,
+    rate: float,
+    collections: int,
+    into: str,
+    is_mix: bool = False,
+    is_beside: bool = False,
 ) -> list[float]:
     """The seconds from insert to visibility, for all inserts."""
     with ground.lakehouse() as root:
         db = f"fresh_{into}_{collections}"
         settings = ground.pipeline(uri, root, **{"collection.include.list": f"{db}[.].*"})
+        retyped = dataclasses.replace(settings.silver.defaults, on_conflict=parse.OnConflict.RETYPE)
+        silver = dataclasses.replace(settings.silver, collections={f"{db}.{BESIDE}": retyped})
+        settings = dataclasses.replace(settings, silver=silver)
         layout, stop = delta.layout(settings.lakehouse), threading.Event()
         names = [f"orders{number}" for number in range(collections)]
         if into == "bronze":
@@ -96,12 +113,17 @@ def measured(
             _until(functools.partial(_holds, trials, probe), 240)
         print(f"{collections} collections in {into} after {time.monotonic() - began:.1f} s", flush=True)
         writer = threading.Thread(target=_write, args=(client[db], names, trials, seconds, rate, is_mix))
+        beside = threading.Thread(
+            target=_write_beside, args=(client[db][BESIDE], seconds if is_beside and into == "gold" else 0.0)
+        )
+        beside.start()
         writer.start()
         while writer.is_alive() or any(len(trial.seen) < len(trial.inserted) for trial in trials):
             for trial in trials:
                 trial.look()
             time.sleep(PAUSE_SECONDS)
         stop.set()
+        beside.join()
         running.join()
         client.close()
     return [each for trial in trials for each in trial.seen]
@@ -126,6 +148,14 @@ def _write(database: Any, names: Sequence[str], trials: Sequence[Trial], seconds
         time.sleep(max(0.0, began + number / rate - time.time()))
 
 
+def _write_beside(collection: Any, seconds: float) -> None:
+    end, rng = time.time() + seconds, random.Random(2)
+    while time.time() < end:
+        number = rng.randrange(1000)
+        collection.insert_one({"v": rng.choice([number, str(number), number + 0.5]), "w": {f"k{number % 30}": number}})
+        time.sleep(BESIDE_SECONDS)
+
+
 def _holds(trials: Sequence[Trial], number: int) -> bool:
     return all(trial.newest() == number for trial in trials)
 
@@ -143,13 +173,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--rate", type=float, default=100, help="inserts a second, over all collections")
     parser.add_argument("--collections", type=int, nargs="*", default=[1, 10])
+    parser.add_argument("--beside", action="store_true", help="beside a collection whose table is written anew all the time")
     parser.add_argument("--mix", action="store_true", help="nested documents, changed and deleted, too")
     arguments = parser.parse_args(argv)
     spark = sparks.session("bench")
     rows = []
     with ground.server() as uri:
         for into, collections in (("bronze", 1), *(("gold", count) for count in arguments.collections)):
-            given = {"seconds": arguments.seconds, "rate": arguments.rate, "is_mix": arguments.mix}
+            given = {
+                "seconds": arguments.seconds,
+                "rate": arguments.rate,
+                "is_mix": arguments.mix,
+                "is_beside": arguments.beside,
+            }
             seen = sorted(measured(spark, uri, collections=collections, into=into, **given))
             row = (f"insert → {into}", collections, len(seen), statistics.median(seen), seen[int(len(seen) * 0.95)])
             rows += ground.told([row])
