@@ -49,13 +49,14 @@ class Committer:
         size = rows.bytes if rows is not None else 0
         # Before the wait: rows that wait for room use memory as well.
         self._submitted_bytes += size
+        # Rows that are dropped count too: no position after them may be committed as complete.
+        self._submitted += 1
         while self.threads.failure is None:
             try:
                 self._queue.put(rows, timeout=threads.IDLE_WAIT)
             except queue.Full:
                 self.reporter.show()
             else:
-                self._submitted += 1
                 return True
         self._submitted_bytes -= size
         return False

@@ -132,3 +132,17 @@ def test_no_lag_is_negative() -> None:
         committer._count(rows, (int(time.time()) + ahead, 1))
         lags.append(committer.counts.stream.lag_seconds or 0.0)
     assert lags[0] == 0.0 and 30 * 3600 <= lags[1] < 31 * 3600
+
+
+def test_rows_that_were_dropped_are_never_taken_for_committed() -> None:
+    """A heartbeat, or a cut, would commit a position after them as complete."""
+    running = threads.Threads(byte_queue.ByteQueue(10))
+    nothing: Any = Nothing()
+    committer = Committer(nothing, running, nothing, nothing, nothing, None)
+    assert committer.has_committed_all
+    # Set before the threads' end: in between, the main loop goes on.
+    running.failure = RuntimeError("a snapshot's read")
+    rows: Any = Rows()
+    assert not committer.submit(rows)
+    assert not committer.has_committed_all
+    assert not committer.uncommitted_bytes
