@@ -187,6 +187,8 @@ class _GoldRun:
     known: registry.KnownCollections = field(default_factory=registry.KnownCollections)
     """The collections as they were read last."""
     refused: dict[registry.Namespace, _Refusal] = field(default_factory=dict)
+    empty: dict[registry.Namespace, int] = field(default_factory=dict)
+    """Collections without a document and without a gold table, with the version of silver in which that was found."""
     switched: set[registry.Namespace] = field(default_factory=set)
     failures: parallel.Failures = field(default_factory=parallel.Failures)
     sources: dict[registry.Namespace, in_process.SourceFiles | None] = field(default_factory=dict)
@@ -363,10 +365,11 @@ class _GoldRun:
         events = document_history.brought_up(work.at, work.silver, stop=self.stop, seconds=self.turn_seconds)
         self.published_tables.add(table)
         maintenance.compact(writer)
-        if writer.metadata.get("to") == work.silver.to:  # not if it was interrupted between two ranges
+        to = writer.metadata.get("to") or work.at.to  # less than silver's if it was interrupted between two ranges
+        if to == work.silver.to:
             self._release_idle(spark, work, work.at.to, events)
         name = _history_of(work.namespace)
-        return GoldTableResult(name, work.at.to, work.silver.to, events, False, writer.version, time.monotonic() - started)
+        return GoldTableResult(name, work.at.to, to, events, False, writer.version, time.monotonic() - started)
 
     def _work(self, namespace: registry.Namespace) -> current.GoldWork | None:
         silver = registry.silver_position(self.spark, self.layout.silver(*namespace))
@@ -378,6 +381,8 @@ class _GoldRun:
         if refusal is not None and refusal.version == silver.version:
             return None
         work = current.GoldWork(namespace, silver, self._position(namespace, silver))
+        if work.gold.to is None and self.empty.get(namespace) == silver.version:
+            return None
         return work if work.is_rewrite or work.gold.to != silver.to else None
 
     def _position(self, namespace: registry.Namespace, silver: registry.SilverPosition) -> current.GoldPosition:
@@ -447,7 +452,8 @@ class _GoldRun:
         # Not asked again for a table whose position was read: the claim finds out if it was removed since.
         if gold not in self.claims and work.gold.to is None and not delta.exists(spark, gold):
             first_load = None if sources is None else in_process.first_load(table, sources)
-            if not first_load.count if first_load is not None else table.is_empty:
+            if table.is_empty if first_load is None else first_load.count == 0:
+                self.empty[work.namespace] = work.silver.version
                 return None
             table.judge(gold)
             schema = table.wanted(False) if first_load is None else first_load.columns

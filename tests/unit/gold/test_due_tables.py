@@ -166,3 +166,25 @@ def test_gold_is_not_rebuilt_from_a_silver_that_begins_anew(hop: Hop, is_removed
         rebuild.run(SPARK, hop.settings, collection=str(T), layer=tables.Layer.GOLD)
     commits = [*table_history.newest_first(SPARK, hop.gold_table)]
     assert {(each.metadata or {}).get("to") for each in commits[:3]} == {2}
+
+
+def test_a_collection_without_documents_is_not_loaded_at_every_look(hop: Hop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It gets no table, and a service looks at all collections again and again; a document that comes makes it due."""
+    loads: list[str] = []
+    load = gold.in_process.first_load
+
+    def first_load(*given: Any) -> Any:
+        loads.append("load")
+        return load(*given)
+
+    monkeypatch.setattr(gold.in_process, "first_load", first_load)
+    hop.append((1, bson.encode({"_id": 1})), (1, None), collection="u")
+    hop.silver()
+    service = hop.gold_run()
+    for _ in range(3):
+        service.published()
+    assert loads.count("load") == 1
+    hop.append((2, bson.encode({"_id": 2})), collection="u")
+    hop.silver()
+    assert [each.changed for each in service.published()] == [1]
+    service.close()
