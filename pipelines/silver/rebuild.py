@@ -31,7 +31,7 @@ from cdc_core import errors
 from cdc_core.bronze.batch_range import BatchRange
 from cdc_core.schema import document_schema, evolution, retype
 from cdc_core.schema.document_schema import DocumentSchema
-from cdc_core.settings.parse import CollectionSettings, OnConflict, Settings
+from cdc_core.settings.parse import CollectionSettings, Settings
 from cdc_core.signals import signal as signals
 from cdc_core.tables import layout as tables
 from cdc_core.tables.layout import Layer
@@ -79,11 +79,11 @@ def rebuilt_for_rescued(
     *,
     after: int,
     stop: threading.Event,
-) -> registry.SilverPosition:
+) -> registry.SilverPosition | None:
     """Rebuild the table if a wider column would hold values that its rows of batches after `after` rescued (`schema.on.conflict: retype`).
 
-    Returns the position after the rebuild, or `position` without one. If the table cannot be rebuilt from bronze, or `stop` is set, the
-    values stay rescued, and it is not tried again before the next start: one document never stops a collection.
+    Returns the position after the rebuild, or `position` if none is due. None if the table cannot be rebuilt from bronze, or `stop` is set:
+    the values stay rescued, and the caller does not try it again before the next start. One document never stops a collection.
     """
     seed = _wider(collection, after=after)
     if seed is None:
@@ -96,8 +96,7 @@ def rebuilt_for_rescued(
         if type(error) not in (errors.DecisionNeeded, errors.Temporary):
             raise
         log.warning("values stay rescued until the next start: %s", error)
-        collection.options = replace(collection.options, on_conflict=OnConflict.RESCUE)
-        return position
+        return None
     new_position = registry.silver_position(collection.spark, collection.writer.table)
     collection.schema, collection.remembered = work.recorded_schema(new_position), new_position.deletes
     return new_position

@@ -178,6 +178,8 @@ class _SilverRun:
     collections: dict[registry.Namespace, SilverCollection] = field(default_factory=dict)
     retyped: set[registry.Namespace] = field(default_factory=set)
     """Collections whose table has no rescued values that a rebuild would bring into columns, but maybe in new rows."""
+    rescuing: set[registry.Namespace] = field(default_factory=set)
+    """Collections whose table could not be rebuilt for its rescued values, which is not tried again."""
     failures: parallel.Failures = field(default_factory=parallel.Failures)
     warned: set[registry.Namespace] = field(default_factory=set)
     began_ms: int = field(default_factory=clock.now_ms)
@@ -348,19 +350,25 @@ class _SilverRun:
                 collection.delete_files = maintenance.compact_facts(spark, collection.deletes, collection.delete_files)
             # Each range with an unreadable event reads all of these files, and adds some.
             collection.held_files = maintenance.compact_facts(spark, collection.quarantine, collection.held_files)
-        seconds = self._turn_seconds(collection)
+        retypes = collection.options.on_conflict is OnConflict.RETYPE and namespace not in self.rescuing
+        seconds = math.inf if retypes else self._turn_seconds()  # each turn may rebuild the table for its rescued values
         progress = ranges.apply(
             collection, work, stop=self.stop, seconds=seconds, is_alone=self.is_alone, hear=self.counter.add
         )
-        positions[namespace] = position = progress.position
+        if progress.position.to > work.position.to:  # not where it was stopped before the first commit
+            positions[namespace] = progress.position
+        position = positions[namespace]
         # After the commit, in commits of its own: compaction changes no row.
         maintenance.compact(collection.writer)
-        if collection.options.on_conflict is OnConflict.RETYPE:
+        if retypes:
             # All rows the first time: their rescued values may be older than the setting.
             after = work.position.to if namespace in self.retyped else 0
-            position = silver_rebuild.rebuilt_for_rescued(collection, self.settings, position, after=after, stop=self.stop)
+            rebuilt = silver_rebuild.rebuilt_for_rescued(collection, self.settings, position, after=after, stop=self.stop)
             collection.lacks_quarantine = False
-            positions[namespace] = position
+            if rebuilt is None:
+                self.rescuing.add(namespace)
+            else:
+                positions[namespace] = position = rebuilt
             self.retyped.add(namespace)
         self.news.tell([str(namespace)])
         return SilverCollectionResult(
@@ -372,14 +380,10 @@ class _SilverRun:
             time.monotonic() - start,
         )
 
-    def _turn_seconds(self, collection: SilverCollection) -> float:
-        """How long a service begins ranges of one collection, while others wait for the round to end.
-
-        Without limit if each turn may rebuild the table for its rescued values.
-        """
+    def _turn_seconds(self) -> float:
+        """How long a service begins ranges of one collection, while others wait for the round to end."""
         is_alone = self.once or len(self.positions.known) == 1
-        seconds = max(parallel.TURN_SECONDS, parallel.TURN_SHARE * self.survey_seconds)
-        return math.inf if is_alone or collection.options.on_conflict is OnConflict.RETYPE else seconds
+        return math.inf if is_alone else max(parallel.TURN_SECONDS, parallel.TURN_SHARE * self.survey_seconds)
 
     def _collection(self, spark: SparkSession, work: CollectionWork) -> SilverCollection:
         """The collection, with its table claimed, and created if it does not exist; it uses the session `spark` from now on."""

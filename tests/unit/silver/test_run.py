@@ -26,7 +26,7 @@ from pipelines.delta.writer import Writer
 from pipelines.schema import log as schemas
 from pipelines.silver import evolve, in_process, ranges
 from pipelines.silver import run as silver
-from tests.harness import oracle, without_spark
+from tests.harness import bronze_rows, oracle, without_spark
 from tests.harness.without_spark import SPARK, Hop
 
 
@@ -656,3 +656,49 @@ def test_all_rows_of_a_table_that_was_restored_are_looked_at_for_rescued_values(
         service.run_round()
         service.close()
     assert looked_at_after == [0, 1, 0]
+
+
+def test_a_rebuild_for_rescued_values_that_was_refused_is_not_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not for another rescued value, and not after the collection was released and claimed again: only a new start tries again."""
+    rebuilds: list[int] = []
+
+    def run(_: object, seed: document_schema.DocumentSchema) -> Any:
+        rebuilds.append(1)
+        raise errors.DecisionNeeded("by the test")
+
+    monkeypatch.setattr(silver.silver_rebuild.SilverRebuild, "run", run)
+    with without_spark.running():
+        hop = Hop(tmp_path, **{"schema.on.conflict": "retype"})
+        hop.append((0, bson.encode({"_id": 0, "a": 1})))
+        hop.silver()
+        service = hop.silver_run()
+        for number in range(1, 4):
+            hop.append((number, bson.encode({"_id": number, "a": "text"})))
+            service.run_round()
+            service._release(registry.Namespace(bronze_rows.DB, "t"))
+        service.close()
+        assert len(rebuilds) == 1
+        hop.append((4, bson.encode({"_id": 4, "a": "text"})))
+        hop.silver()
+    assert len(rebuilds) == 2
+
+
+def test_a_collection_that_is_stopped_before_its_first_range_keeps_its_position(tmp_path: Path) -> None:
+    """It may have been searched much further: the next start would search all of it again if the position were taken for the table's."""
+    with without_spark.running():
+        hop = Hop(tmp_path)
+        namespace = registry.Namespace(bronze_rows.DB, "t")
+        hop.append((1, bson.encode({"_id": 1})), collection="t")
+        service = hop.silver_run()
+        service.run_round()
+        hop.append((1, bson.encode({"_id": 1})), collection="u")
+        service.run_round()
+        hop.append((1, bson.encode({"_id": 1})), collection="t")
+        (work,) = silver.due.works(SPARK, hop.bronze, service.positions, hop.batch)
+        service.stop.set()
+        result = service._applied(SPARK, work)
+        committed = registry.silver_position(SPARK, hop.silver_table).to
+        assert (service.positions.known[namespace].to, result.to) == (committed, committed) == (1, 1)
+        service.close()
