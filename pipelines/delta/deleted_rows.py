@@ -13,7 +13,7 @@ from typing import Any
 from pyroaring import BitMap64
 
 from cdc_core.tables import deletion_vector
-from pipelines import clock
+from pipelines.delta import log_actions
 from pipelines.delta.table_files import LocalFiles, TableFiles
 from pipelines.delta.table_schema import NotReadable
 
@@ -81,9 +81,7 @@ def without(places: Iterable[tuple[Mapping[str, Any], Iterable[int]]], files: Ta
             new_stats = _with_loose_bounds(file["stats"], is_said="tightBounds" in stats)
             actions.append({"add": {**file, "stats": new_stats, "deletionVector": new_vector, "dataChange": True}})
         # Delta identifies a file by its name with its vector: the commit removes the old pair and adds the new one.
-        fields = {field: file[field] for field in ("path", "partitionValues", "size", "deletionVector") if field in file}
-        removal = {**fields, "deletionTimestamp": clock.now_ms(), "dataChange": True, "extendedFileMetadata": True}
-        actions.append({"remove": removal})
+        actions.append(log_actions.removed(file))
     if vectors:
         files.write(f"deletion_vector_{name}.bin", deletion_vector.file(*vectors))
     return actions

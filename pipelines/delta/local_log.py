@@ -203,7 +203,7 @@ def _restored_version(folder: Path, version: int) -> int:
     `UNKNOWN` where the log does not reach back to it. A RESTORE to a time does not record which version it found, and its time has no time
     zone. Versions with the same files hold the same rows, so the position of the newest one is right.
     """
-    differing: frozenset[tuple[str, str]] = frozenset()
+    differing: frozenset[tuple[Any, ...]] = frozenset()
     with contextlib.suppress(FileNotFoundError, ValueError):  # cleaned up, or damaged
         for later in range(version, 0, -1):
             differing ^= _changed(folder, later)
@@ -212,14 +212,13 @@ def _restored_version(folder: Path, version: int) -> int:
     return UNKNOWN
 
 
-def _changed(folder: Path, version: int) -> frozenset[tuple[str, str]]:
+def _changed(folder: Path, version: int) -> frozenset[tuple[Any, ...]]:
     """The files that are in only one of a version and the version before it. With another deletion vector it is another file."""
-    changed_files: set[tuple[str, str]] = set()
+    changed_files: set[tuple[Any, ...]] = set()
     for action in actions(folder, version):
         for file in (action.get("add"), action.get("remove")):
             if file is not None:
-                vector = file.get("deletionVector") or {}
-                changed_files ^= {(file["path"], f"{vector.get('pathOrInlineDv', '')}@{vector.get('offset', '')}")}
+                changed_files ^= {table_files.identity(file)}
     return frozenset(changed_files)
 
 

@@ -7,7 +7,7 @@ import pyarrow.compute as pc
 from pyspark.sql import SparkSession
 
 from cdc_core.tables import layout as tables
-from pipelines.delta import live_files, local_log, table_schema
+from pipelines.delta import file_statistics, live_files, local_log, table_schema
 from pipelines.operations import backlog
 
 _COUNTED = {"deleted": "__deleted", "incomplete": "__incomplete", "rescued": "__rescued"}
@@ -41,7 +41,7 @@ def _counts_here(table: tables.TableRef) -> dict[str, int] | None:
             return None
         columns = {name: column for name, column in _COUNTED.items() if column in live.schema.names}
         rows = live.rows(live.files(), list(columns.values()))
-        deleted_count = sum((each.get("deletionVector") or {}).get("cardinality", 0) for each in live.files())
+        deleted_count = sum(map(file_statistics.deleted_count, live.files()))
         counts = {name: _true_or_filled(rows[column]) for name, column in columns.items()}
     except (OSError, pa.ArrowException, table_schema.NotReadable):
         return None
