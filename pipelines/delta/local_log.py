@@ -169,15 +169,19 @@ def _newest_first(folder: Path) -> range:
 def commits(folder: Path) -> Iterator[Commit]:
     """The commits that the log holds as JSON, newest first."""
     for version in _newest_first(folder):
-        entry = _read_commit(folder, version)
+        entry = commit(folder, version, is_alone=False)
         if entry is None:  # cleaned up: the log goes back no further
             return
         yield entry
 
 
-def commit(folder: Path, version: int) -> Commit | None:
+def commit(folder: Path, version: int, *, is_alone: bool = True) -> Commit | None:
     """One commit of any age; None where the log does not hold it as JSON. Raises `OSError`, as `stored_files.commit_path`."""
-    return _read_commit(folder, version, is_alone=True)
+    try:
+        info = table_files.commit_info(stored_files.commit_path(folder, version, is_alone=is_alone))
+    except FileNotFoundError:
+        return None
+    return _commit(folder, version, info)
 
 
 def stamp(folder: Path, version: int) -> tuple[int, int] | None:
@@ -187,14 +191,6 @@ def stamp(folder: Path, version: int) -> tuple[int, int] | None:
     except FileNotFoundError:
         return None
     return status.st_ino, status.st_mtime_ns
-
-
-def _read_commit(folder: Path, version: int, *, is_alone: bool = False) -> Commit | None:
-    try:
-        info = table_files.commit_info(stored_files.commit_path(folder, version, is_alone=is_alone))
-    except FileNotFoundError:
-        return None
-    return _commit(folder, version, info)
 
 
 def _restored_version(folder: Path, version: int) -> int:
