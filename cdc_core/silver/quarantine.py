@@ -119,7 +119,7 @@ def _is_unreadable(text: Column, *, by: Callable[[str], bool] = exact.is_documen
 
 def held(facts: DataFrame, *, before: int | None = None) -> DataFrame:
     """The newest fact of each event that is in the quarantine, as of the ranges up to batch `before`."""
-    return current(facts, before=before).where(~_is_ending())
+    return current(facts, before=before).where(~is_ending())
 
 
 def current(facts: DataFrame, *, before: int | None = None) -> DataFrame:
@@ -127,12 +127,13 @@ def current(facts: DataFrame, *, before: int | None = None) -> DataFrame:
     facts_before = facts if before is None else facts.where(F.col("to") <= before)
     # A range that is applied again adds its facts again: an ending must win over the fact that it ended in the same
     # range.
-    order = Window.partitionBy(*IDENTITY).orderBy(F.col("to").desc(), _is_ending().desc(), F.col("batch").desc())
+    order = Window.partitionBy(*IDENTITY).orderBy(F.col("to").desc(), is_ending().desc(), F.col("batch").desc())
     ranked = facts_before.withColumn("_place", F.row_number().over(order))
     return ranked.where("_place = 1").drop("_place")
 
 
-def _is_ending() -> Column:
+def is_ending() -> Column:
+    """Whether a fact ends its event's stay."""
     return F.col("reason").isin([ending.value for ending in ENDINGS])
 
 

@@ -170,7 +170,7 @@ def _narrow(facts: pa.Table) -> pa.Table:
         *(facts[name] for name in quarantine_rules.IDENTITY), "\0", null_handling="replace", null_replacement="\1"
     )
     events = [xxhash.xxh3_128_digest(identity) for identity in identities.cast(pa.binary()).to_pylist()]
-    is_ending = pc.is_in(facts["reason"], value_set=pa.array([*_ENDING_REASONS]))
+    is_ending = pc.is_in(facts["reason"], value_set=pa.array([each.value for each in quarantine_rules.ENDINGS]))
     return pa.table([pa.array(events, pa.binary(16)), facts["key"], facts["to"], is_ending, facts["batch"]], schema=_FACTS)
 
 
@@ -180,9 +180,6 @@ def _held(facts: pa.Table) -> pa.Table:
     numbered_facts = sorted_facts.append_column("number", pa.array(range(len(sorted_facts)), pa.int64()))
     newest_facts = sorted_facts.take(numbered_facts.group_by("event").aggregate([("number", "max")])["number_max"])
     return newest_facts.filter(pc.invert(newest_facts["is_ending"]))
-
-
-_ENDING_REASONS = frozenset(each.value for each in quarantine_rules.ENDINGS)
 
 
 def held_among(spark: SparkSession, table: tables.TableRef, keys: Sequence[str]) -> set[str]:
@@ -229,7 +226,7 @@ def adopt(spark: SparkSession, table: tables.TableRef, *, other: tables.TableRef
     )
     is_same = F.expr(quarantine_rules.IS_SAME)
     newest_facts = quarantine_rules.current(spark.table(str(other)))
-    is_ending = F.col("reason").isin(*_ENDING_REASONS)
+    is_ending = quarantine_rules.is_ending()
     changed_facts = (
         newest_facts.where(~is_ending)
         .join(held_identities, is_same, "left_anti")
@@ -247,9 +244,7 @@ def dismiss(spark: SparkSession, table: tables.TableRef, *, before_ms: int, appl
     In one commit: an older fact that remained would hold its event again. Raises `CommitConflict`.
     """
     ended_facts = quarantine_rules.current(spark.table(str(table))).where(
-        F.col("reason").isin([each.value for each in quarantine_rules.ENDINGS])
-        & (F.col("ts_ms") < before_ms)
-        & (F.col("to") <= applied)
+        quarantine_rules.is_ending() & (F.col("ts_ms") < before_ms) & (F.col("to") <= applied)
     )
     view = f"ended_{uuid.uuid4().hex[:8]}"
     same = " AND ".join(f"t.`{name}` <=> s.`{name}`" for name in quarantine_rules.IDENTITY)

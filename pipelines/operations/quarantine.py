@@ -287,11 +287,10 @@ def _event_fields(event: QuarantinedEvent) -> dict[str, Any]:
 
 
 def _event(row: Any) -> QuarantinedEvent:
-    end_reasons = {each.value for each in quarantine_rules.ENDINGS}
     fields = row.asDict(recursive=True)
     if "texts" in fields:
         fields["texts"] = {name: text for name, text in fields["texts"].items() if text is not None}
-    return QuarantinedEvent(**fields, state=EventState.ENDED if row.reason in end_reasons else EventState.HELD)
+    return QuarantinedEvent(**fields, state=EventState.ENDED if row.reason in quarantine_rules.ENDINGS else EventState.HELD)
 
 
 PORTION_EVENTS = 20_000
