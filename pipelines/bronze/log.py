@@ -293,15 +293,9 @@ def newest(spark: SparkSession, table: tables.TableRef) -> BronzeHead:
     metadata = (last_commits[0].metadata or {}) if last_commits and last_commits[0].restored is None else {}
     if isinstance(metadata.get("batch"), int):
         return BronzeHead(metadata["batch"], metadata.get("log"), _commit_name(last_commits[0]))
-    commit = table_history.last_commit(spark, table)
-    rows = _last_rows(spark, table)
-    if rows is None:
-        delta.check_ours(spark, table)
-        batch = spark.sql(f"SELECT max(batch) AS batch FROM {table}").collect()[0].batch or 0
-    else:
-        position = _position(rows)
-        batch = 0 if position is None else position.batch
-    return BronzeHead(batch, ((commit.metadata if commit else None) or {}).get("log"), _commit_name(commit))
+    commit, position = table_history.last_commit(spark, table), read_position(spark, table)
+    log = ((commit.metadata if commit else None) or {}).get("log")
+    return BronzeHead(0 if position is None else position.batch, log, _commit_name(commit))
 
 
 def _commit_name(commit: local_log.Commit | None) -> BronzeCommit | None:
