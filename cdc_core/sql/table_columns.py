@@ -100,41 +100,36 @@ def lacking(current: T.DataType, row_type: T.DataType, path: str = "") -> Iterat
 
 def with_added(current: T.StructType, row_type: T.StructType) -> T.StructType:
     """The columns of `current` plus what `alterations` would add, in the same places."""
-    fields = fields_by_name(current)
+    fields, names = fields_by_name(_grown_fields(current, row_type)), {*current.names}
     new_fields: dict[str | None, list[T.StructField]] = {}
     previous: str | None = None
     for field in row_type.fields:
-        if field.name in fields:
-            current_field = fields[field.name]
-            fields[field.name] = T.StructField(
-                current_field.name,
-                _grown(current_field.dataType, field.dataType),
-                current_field.nullable,
-                current_field.metadata,
-            )
+        if field.name in names:
             previous = field.name
         else:
-            new_fields.setdefault(previous, []).append(T.StructField(field.name, _unmarked(field.dataType)))
-    groups = ([field, *new_fields.get(field.name, ())] for field in fields.values())
+            new_fields.setdefault(previous, []).append(fields[field.name])
+    groups = ([fields[name], *new_fields.get(name, ())] for name in current.names)
     return T.StructType([*new_fields.get(None, ()), *itertools.chain.from_iterable(groups)])
+
+
+def _grown_fields(current: T.StructType, row_type: T.StructType) -> T.StructType:
+    """The fields of a struct plus those that it lacks, at its end."""
+    types, names = {field.name: field.dataType for field in row_type}, {*current.names}
+    grown_fields = [
+        T.StructField(
+            field.name, _grown(field.dataType, types.get(field.name, field.dataType)), field.nullable, field.metadata
+        )
+        for field in current
+    ]
+    new_fields = [T.StructField(field.name, _unmarked(field.dataType)) for field in row_type if field.name not in names]
+    return T.StructType([*grown_fields, *new_fields])
 
 
 def _grown(current: T.DataType, row_type: T.DataType) -> T.DataType:
     """A column's type plus the struct fields that it lacks."""
     match current, row_type:
         case T.StructType(), T.StructType():
-            types = {field.name: field.dataType for field in row_type}
-            grown_fields = [
-                T.StructField(
-                    field.name, _grown(field.dataType, types.get(field.name, field.dataType)), field.nullable, field.metadata
-                )
-                for field in current
-            ]
-            names = {*current.names}
-            new_fields = [
-                T.StructField(field.name, _unmarked(field.dataType)) for field in row_type if field.name not in names
-            ]
-            return T.StructType([*grown_fields, *new_fields])
+            return _grown_fields(current, row_type)
         case T.ArrayType(), T.ArrayType():
             return T.ArrayType(_grown(current.elementType, row_type.elementType), current.containsNull)
         case T.MapType(), T.MapType():
