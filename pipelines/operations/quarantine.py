@@ -374,20 +374,13 @@ def _check(
         for field, text in texts.items():
             if field not in CORRECTABLE:
                 problems.append(errors.Problem(f"{token}.{field}", f"expected one of {', '.join(CORRECTABLE)}"))
-            elif not _is_document(text):
+            elif not fold.is_document(text):
                 problems.append(errors.Problem(f"{token}.{field}", "the text is not a JSON document"))
             elif field == "disambiguatedPaths" and not fold.are_steps(text):
                 message = 'the steps of each path are expected, as {"a.b.0": ["a.b", 0]}'
                 problems.append(errors.Problem(f"{token}.{field}", message))
     if problems:
         raise errors.SettingsError(problems)
-
-
-def _is_document(text: str) -> bool:
-    try:
-        return isinstance(orjson.loads(text), dict)
-    except ValueError:
-        return False
 
 
 def _is_of(row: Mapping[str, Any], texts: Mapping[str, str]) -> bool:
