@@ -19,7 +19,6 @@ import pyarrow as pa
 from cdc_core.properties.unwrap import UnwrapOptions
 from cdc_core.schema import cast, column_types, document_schema, evolution
 from cdc_core.schema import names as column_names
-from cdc_core.schema.column_types import ColumnType
 from cdc_core.schema.document_schema import DocumentSchema
 from cdc_core.schema.shape import Shape
 from cdc_core.sql.names import identifier
@@ -143,31 +142,14 @@ def _typed(result: ExtractedRecord, schema: DocumentSchema) -> dict[str, Any]:
 
 def _value(result: ExtractedRecord, schema: DocumentSchema) -> dict[str, Any]:
     values, rescued = cast.row(result.document, schema)
-    columns = {name: _for_arrow(values[name], type_) for name, type_ in schema.table()}
     rescued_values = {**result.displaced}
     for path, text in rescued.items():
         cast.rescue(rescued_values, path, text)
-    return {**columns, printed_records.RESCUED: list(rescued_values.items()) if rescued_values else None}
+    return {**values, printed_records.RESCUED: rescued_values or None}
 
 
 def _header(value: object) -> str | None:
     return value if value is None or isinstance(value, str) else orjson.dumps(value).decode()
-
-
-def _for_arrow(value: Any, type_: ColumnType) -> Any:
-    """The value with maps as lists of pairs, at every depth."""
-    match type_:
-        case _ if value is None:
-            return None
-        case column_types.Struct(fields):
-            return {item.column: _for_arrow(value.get(item.column), item.type) for item in fields}
-        case column_types.Array(element):
-            return [_for_arrow(item, element) for item in value]
-        # Arrow reads maps in Python rows only in this form.
-        case column_types.Map(item_type):
-            return [(name, _for_arrow(item, item_type)) for name, item in value.items()]
-        case _:
-            return value
 
 
 # --- schemas ---------------------------------------------------------------------------------------------------------
