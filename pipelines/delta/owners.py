@@ -23,6 +23,7 @@ from cdc_core.tables import layout as tables
 from pipelines import clock
 from pipelines.delta import table_history
 from pipelines.delta.local_log import Commit
+from pipelines.spark import scratch
 
 HELD: WeakValueDictionary[str, object] = WeakValueDictionary()
 """The writers of this process that still hold their claim, by the `writer` of their identity."""
@@ -116,22 +117,11 @@ def _started(pid: int) -> str | None:
         # Fields are counted from the end of the second one: the program's name in brackets, which may contain blanks and brackets.
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
-        return None if not _signalable(pid) else ""
+        return None if scratch.is_gone(str(pid)) else ""
     # A zombie has ended; only its parent has not read its exit code.
     is_gone = fields[0] in ("Z", "X")
     # Field 22 is the start in clock ticks after the boot. The boot's identifier is added because process numbers are reused.
     return None if is_gone else f"{_boot()}:{fields[19]}"
-
-
-def _signalable(pid: int) -> bool:
-    try:
-        # Signal 0 is not delivered: the call only tests whether the process exists.
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
 
 
 def _is_alive(pid: object, started: object) -> bool:
