@@ -48,23 +48,14 @@ def lines(labels: Sequence[str], series: Sequence[Series], *, unit: str) -> str:
 
 
 def _over(chart: Any, labels: Sequence[str], series: Sequence[Series], unit: str) -> str:
-    chart.value_formatter = lambda value: f"{value:,.4g} {unit}".strip()
-    chart.x_labels = list(labels)
     chart.x_labels_major = list(labels[:: max(1, len(labels) // 4)])
-    for each in series:
-        chart.add(each.name, list(each.values))
-    return _inline(chart)
+    return _inline(chart, labels, series, unit)
 
 
 def bars(names: Sequence[str], series: Sequence[Series], *, unit: str) -> str:
     """A chart of horizontal bars, one for each name and series."""
     height = 70 + 30 * max(1, len(names)) * len(series)
-    chart = pygal.HorizontalBar(**(_shape() | {"height": height}))
-    chart.value_formatter = lambda value: f"{value:,.4g} {unit}".strip()
-    chart.x_labels = list(map(_label, names))
-    for each in series:
-        chart.add(each.name, list(each.values))
-    return _inline(chart)
+    return _inline(pygal.HorizontalBar(**(_shape() | {"height": height})), [*map(_label, names)], series, unit)
 
 
 LABEL = 28
@@ -97,6 +88,10 @@ def _shape() -> dict[str, object]:
     }
 
 
-def _inline(chart: Any) -> str:
-    """The chart as SVG without external references; it scales to the page."""
+def _inline(chart: Any, labels: Sequence[str], series: Sequence[Series], unit: str) -> str:
+    """The chart of the series as SVG without external references; it scales to the page."""
+    chart.value_formatter = lambda value: f"{value:,.4g} {unit}".strip()
+    chart.x_labels = list(labels)
+    for each in series:
+        chart.add(each.name, list(each.values))
     return _NEEDLESS.sub("", chart.render(is_unicode=True)).replace("stroke:black", "stroke:var(--faint)")
