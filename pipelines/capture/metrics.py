@@ -299,9 +299,6 @@ class _OnScrape(Collector):
     def collect(self) -> Iterable[Metric]:
         return self.families()
 
-    def describe(self) -> Iterable[Metric]:
-        return ()
-
 
 def _streaming(metrics: StreamingMetrics, now: float) -> dict[str, float | LabelValues]:
     seconds, increment = metrics.position or (-1, -1)
