@@ -15,7 +15,7 @@ from pyspark.sql import functions as F
 
 from cdc_core.bronze.batch_range import BatchRange
 from cdc_core.typed import plan as typed
-from pipelines.bronze import registry, survey
+from pipelines.bronze import quarantine_table, registry, survey
 from pipelines.delta import upsert
 from pipelines.silver.collection import SilverCollection
 
@@ -99,6 +99,19 @@ def touched(collection: SilverCollection, events: DataFrame, counts: survey.Even
 def located(collection: SilverCollection, keys: DataFrame, spans: Sequence[tuple[str, str]] = ()) -> DataFrame:
     """The `upsert.ROW_LOCATION` of the keys' rows in the table as it is now; `spans` as in `upsert.located`."""
     return upsert.located(collection.rows().select(upsert.KEY, *collection.writer.row_locations()), keys, spans)
+
+
+def applicable(collection: SilverCollection, batch: RowBatch, *, has_suspects: bool) -> DataFrame | None:
+    """The events that may be applied, as `quarantine_table.applicable` finds them; None for all of them."""
+    return quarantine_table.applicable(
+        collection.spark,
+        collection.quarantine,
+        events=batch.rows,
+        keys=keys(batch.rows, batch.counts),
+        rows=collection.rows,
+        span=batch.range_,
+        has_suspects=has_suspects,
+    )
 
 
 def keeps_last(collection: SilverCollection, batch: RowBatch) -> bool:

@@ -18,7 +18,7 @@ from cdc_core.bronze import columns as bronze
 from cdc_core.schema.evolution import MAX_FIELDS, grown
 from cdc_core.silver import quarantine as quarantine_rules
 from cdc_core.silver import reduce
-from pipelines.bronze import quarantine_table, survey
+from pipelines.bronze import survey
 from pipelines.schema import batch_evolution, looks
 from pipelines.schema import log as schemas
 from pipelines.silver import batch as batches
@@ -55,15 +55,7 @@ def evolved(collection: SilverCollection, batch: RowBatch) -> RowBatch:
     evolution = evolve(collection, texts, also=conditions, events=events)
     suspects = evolution.refused + evolution.also["suspect"] + evolution.also.get("updates", 0)
     has_suspects = suspects > 0 and not batch.rows.where(quarantine_rules.is_suspect()).isEmpty()
-    readable_events = quarantine_table.applicable(
-        collection.spark,
-        collection.quarantine,
-        events=batch.rows,
-        keys=batches.keys(batch.rows, batch.counts),
-        rows=collection.rows,
-        span=batch.range_,
-        has_suspects=has_suspects,
-    )
+    readable_events = batches.applicable(collection, batch, has_suspects=has_suspects)
     if readable_events is None:
         record(collection, evolution, batch.number)
         return replace(batch, plan=evolution.plan, partial=evolution.also["partial"])

@@ -16,7 +16,7 @@ from pyspark.sql import functions as F
 
 from cdc_core.silver import reduce
 from cdc_core.typed import plan as typed
-from pipelines.bronze import quarantine_table, survey
+from pipelines.bronze import survey
 from pipelines.delta import query_execution, upsert
 from pipelines.silver import batch as batches
 from pipelines.silver import deletes, evolve, partial_updates
@@ -96,17 +96,7 @@ def at_once(collection: SilverCollection, batch: RowBatch) -> RowBatch | None:
     if not is_at_once(collection, batch.counts) or not evolve.ensured_schema(collection, batch):
         return None
     # Events of a document that has an older event in quarantine must wait, which the check while writing does not see.
-    keys = batches.keys(batch.rows, batch.counts)
-    readable_events = quarantine_table.applicable(
-        collection.spark,
-        collection.quarantine,
-        events=batch.rows,
-        keys=keys,
-        rows=collection.rows,
-        span=batch.range_,
-        has_suspects=False,
-    )
-    if readable_events is not None:
+    if batches.applicable(collection, batch, has_suspects=False) is not None:
         return None
     plan = typed.Plan(collection.schema.schema, collection.options.pins)
     # An observation counts while the rows are written, so that the documents are parsed only once.

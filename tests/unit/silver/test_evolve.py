@@ -23,8 +23,7 @@ def test_the_log_says_once_that_events_wait_in_quarantine(
     monkeypatch.setattr(evolve, "record", lambda *_: None)
     monkeypatch.setattr(evolve, "replace", lambda batch, **_: batch)
     monkeypatch.setattr(evolve.quarantine_rules, "is_suspect", lambda: None)
-    monkeypatch.setattr(evolve.batches, "keys", lambda *_: None)
-    monkeypatch.setattr(evolve.quarantine_table, "applicable", lambda *_, **__: MagicMock())
+    monkeypatch.setattr(evolve.batches, "applicable", lambda *_, **__: MagicMock())
     collection: Any = MagicMock(namespace="shop.orders", keeps_document=False, has_told_of_quarantine=False)
     collection.shows_deleted.return_value = False
     batch: Any = MagicMock()
