@@ -263,5 +263,4 @@ def _schemas_of(
 ) -> dict[str, schemas.SchemaVersion]:
     """The recorded schemas of these collections' tables, each of the table's present generation."""
     generations = {str(namespace): position.generation for namespace, position in positions.items()}
-    versions = schemas.latest(spark, layout.ops("schemas"), generations=generations)
-    return {name: versions[name] for name in generations if name in versions}
+    return schemas.latest(spark, layout.ops("schemas"), generations=generations)
