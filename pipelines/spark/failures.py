@@ -290,21 +290,21 @@ def missing_file(
     error: BaseException, conditions: Collection[str] = _FILE_MISSING, named: re.Pattern[str] = _DATA_FILE
 ) -> str | None:
     """The URL or path of a missing data file that a table's log names; None for any other error."""
-    for exception in _chain(error):
-        if _called(exception, "getCondition", "getErrorClass") in conditions:
-            path = str((_called(exception, "getMessageParameters") or {}).get("path") or "")
-            # A missing folder or log file may be a mistake in a path; a data file was lost.
-            return path if named.search(path) else None
-    return None
+    path = str((_parameters(error, conditions) or {}).get("path") or "")
+    # A missing folder or log file may be a mistake in a path; a data file was lost.
+    return path if named.search(path) else None
 
 
 def broken_demand(error: BaseException) -> str | None:
     """The name of the constraint, or of the NOT NULL column, that a row violates; None for any other error."""
-    for exception in _chain(error):
-        if _called(exception, "getCondition", "getErrorClass") in _DEMANDS:
-            parameters = _called(exception, "getMessageParameters") or {}
-            return str(parameters.get("constraintName") or parameters.get("columnName") or "")
-    return None
+    parameters = _parameters(error, _DEMANDS)
+    return None if parameters is None else str(parameters.get("constraintName") or parameters.get("columnName") or "")
+
+
+def _parameters(error: BaseException, conditions: Collection[str]) -> Any:
+    """The parameters of the message that has one of these conditions; None if neither the error nor a cause of it has one."""
+    matches = (each for each in _chain(error) if _called(each, "getCondition", "getErrorClass") in conditions)
+    return next((_called(each, "getMessageParameters") or {} for each in matches), None)
 
 
 def is_path_gone(error: BaseException) -> bool:
@@ -344,18 +344,18 @@ def _files_missing(file: str) -> errors.FilesMissing:
 
 def condition(error: BaseException) -> str:
     """Spark's error condition, such as `FAILED_READ_FILE.FILE_NOT_EXIST`; empty if there is none."""
-    for exception in (error, getattr(error, "java_exception", None)):
-        if exception is not None and (name := _called(exception, "getCondition", "getErrorClass")):
-            return str(name)
-    return ""
+    return _answer(error, "getCondition", "getErrorClass")
 
 
 def sql_state(error: BaseException) -> str:
     """The five characters of SQLSTATE; empty if there is none."""
-    for exception in (error, getattr(error, "java_exception", None)):
-        if exception is not None and (state := _called(exception, "getSqlState")):
-            return str(state)
-    return ""
+    return _answer(error, "getSqlState")
+
+
+def _answer(error: BaseException, *names: str) -> str:
+    """The result of one of these methods of the error, else of its Java exception; empty if there is none."""
+    answers = (_called(each, *names) for each in (error, getattr(error, "java_exception", None)))
+    return next((str(each) for each in answers if each), "")
 
 
 def parameter(error: BaseException, name: str) -> str | None:
