@@ -255,16 +255,9 @@ def stream_scope(source: Source, *, databases: Sequence[str] = ()) -> Scope:
     A database stream only needs the `read` role on it. `databases` are the names on the server: lists ignore case and
     streams do not, so the server's spelling is preferred.
     """
-    match source.capture_scope:
-        case CaptureScope.DEPLOYMENT:
-            return Scope(CaptureScope.DEPLOYMENT)
-        case CaptureScope.DATABASE:
-            return Scope(CaptureScope.DATABASE, source.capture_target)
-        case CaptureScope.COLLECTION:
-            db, _, collection = (source.capture_target or "").partition(".")
-            return Scope(CaptureScope.COLLECTION, db, collection)
-        case None:
-            return _narrowest(of(source), databases)
+    if source.capture_scope is None:
+        return _narrowest(of(source), databases)
+    return Scope(source.capture_scope, *_target(source))
 
 
 def fingerprint(source: Source) -> str:
