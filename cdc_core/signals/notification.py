@@ -36,6 +36,16 @@ class Notification:
     timestamp: int
     additional_data: Mapping[str, str] = field(default_factory=dict)
 
+    def to_json(self) -> dict[str, object]:
+        """The notification as plain JSON values, with Debezium's names."""
+        return {
+            "id": self.id,
+            "aggregate_type": self.aggregate_type,
+            "type": self.type.value,
+            "additional_data": dict(self.additional_data),
+            "timestamp": self.timestamp,
+        }
+
     def __str__(self) -> str:
         data = "".join(f", {name}={value}" for name, value in self.additional_data.items())
         return f"{self.aggregate_type} {self.id} {self.type.value}{data}"

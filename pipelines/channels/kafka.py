@@ -296,17 +296,9 @@ class KafkaSink:
 
     def send(self, notification: notifications.Notification) -> None:
         """Pass it to the client, which sends it as soon as the broker answers."""
-        value = {
-            "id": notification.id,
-            "aggregate_type": notification.aggregate_type,
-            "type": notification.type.value,
-            "additional_data": dict(notification.additional_data),
-            "timestamp": notification.timestamp,
-        }
+        key, value = json.dumps({"id": notification.id}), json.dumps(notification.to_json())
         try:
-            self._producer.produce(
-                self.topic, key=json.dumps({"id": notification.id}), value=json.dumps(value), on_delivery=self._delivered
-            )
+            self._producer.produce(self.topic, key=key, value=value, on_delivery=self._delivered)
         except BufferError:
             log.warning("notification lost, because too many are waiting for the topic %s: %s", self.topic, notification)
         # For example a message that is too large, because of many collections or a large key.

@@ -84,17 +84,7 @@ class Notifier:
             waiting, self._waiting = self._waiting, []
         if not waiting:
             return
-        rows = [
-            {
-                "name": self.settings.name,
-                "id": notification.id,
-                "aggregate_type": notification.aggregate_type,
-                "type": notification.type.value,
-                "additional_data": list(notification.additional_data.items()),
-                "timestamp": notification.timestamp,
-            }
-            for notification in waiting
-        ]
+        rows = [{"name": self.settings.name, **notification.to_json()} for notification in waiting]
         table = delta.layout(self.settings.lakehouse).ops("notifications")
         try:
             ops_tables.note(self.spark, table, rows, SCHEMA)
