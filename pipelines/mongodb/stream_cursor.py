@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -70,28 +71,21 @@ class StreamCursor:
 
     def close(self) -> None:
         """Kill the cursor and end the session on the server, if that still answers."""
-        cursor, session = self._id, self._session
-        self._id, self._session = 0, None
-        try:
-            if cursor:
-                self.server()[self._database].command(
-                    {"killCursors": self._collection, "cursors": [Int64(cursor)]}, session=session
-                )
-            if session:
-                session.end_session()
-        except driver.PyMongoError:
-            pass
-        self._unpin()
+        cursor, self._id = self._id, 0
+        if cursor:
+            with contextlib.suppress(driver.PyMongoError):
+                command = {"killCursors": self._collection, "cursors": [Int64(cursor)]}
+                self.server()[self._database].command(command, session=self._session)
+        self.forget()
 
     def forget(self) -> None:
         """Drop a cursor that the server has lost or failed at."""
         if self._session is not None:
-            try:
+            with contextlib.suppress(driver.PyMongoError):
                 self._session.end_session()
-            except driver.PyMongoError:
-                pass
-        self._id, self._session = 0, None
-        self._unpin()
+        if self._server is not None and self._server is not self._connection:
+            self._server.close()
+        self._id, self._session, self._server = 0, None, None
 
     def server(self) -> pymongo.MongoClient[Any]:
         """The client to read with. A cursor lives on one server: where there are several, one is pinned."""
@@ -99,8 +93,3 @@ class StreamCursor:
         if self._server is None:
             self._server = mongodb.pinned(self._connection, self._connection.read_preference) or self._connection
         return self._server
-
-    def _unpin(self) -> None:
-        if self._server is not None and self._server is not self._connection:
-            self._server.close()
-        self._server = None
