@@ -93,27 +93,20 @@ class KnownCollections:
 
 def with_own_tables(settings: Settings, namespaces: Sequence[Namespace]) -> KnownCollections:
     """The collections in the given order; those whose table's name belongs to an earlier one are refused, if they are captured."""
-    layout = delta.layout(settings.lakehouse)
-    if layout.root is not None:
-        # Paths are unique (`layout.path_name`), and a service checks thousands of collections repeatedly.
+    collisions = delta.layout(settings.lakehouse).collisions(namespaces)
+    if not collisions:  # As nearly always: a service checks thousands of collections repeatedly.
         return KnownCollections(0, tuple(namespaces))
-    owners: dict[str, Namespace] = {}
-    accepted_namespaces: list[Namespace] = []
-    refusals: dict[Namespace, errors.DecisionNeeded] = {}
-    for namespace in namespaces:
-        table = layout.silver(*namespace)
-        owner = owners.setdefault(table.key, namespace)
-        if owner == namespace:
-            accepted_namespaces.append(namespace)
-        else:
-            refusals[namespace] = errors.DecisionNeeded(
-                f"{namespace}: its table would be {table.label}, which already belongs to {owner}; remove one of them from "
-                "the include list, or use another pipeline with its own schema_prefix"
-            )
-    if refusals:  # Only then: the include list may have thousands of names.
-        filter_ = filters.of(settings.source)
-        refusals = {each: error for each, error in refusals.items() if filter_.includes(*each)}
-    return KnownCollections(0, tuple(accepted_namespaces), refusals)
+    refusals = {
+        Namespace.parse(name): errors.DecisionNeeded(
+            f"{name}: its table would be {table}, which already belongs to {owner}; remove one of them from "
+            "the include list, or use another pipeline with its own schema_prefix"
+        )
+        for owner, name, table in collisions
+    }
+    accepted_namespaces = tuple(each for each in namespaces if each not in refusals)
+    filter_ = filters.of(settings.source)
+    captured_refusals = {each: error for each, error in refusals.items() if filter_.includes(*each)}
+    return KnownCollections(0, accepted_namespaces, captured_refusals)
 
 
 @stored_files.one_look()
