@@ -43,7 +43,7 @@ class WorkCounter:
     def begin(self, tables: int, events: int = 0) -> None:
         """Count anew, to these numbers, beside what is going on.
 
-        With none this ends a count of which a stop has left a part, and which a log would follow for ever.
+        `begin(0)` also ends a count that a stop has interrupted: otherwise the log would repeat it for ever.
         """
         with self._lock:
             is_left = self._tables < self._all_tables

@@ -111,8 +111,7 @@ def are_partial(events: pa.Table) -> pa.ChunkedArray:
 def has_partial(
     spark: SparkSession, table: tables.TableRef, namespace: registry.Namespace, span: BatchRange, *, is_last: bool
 ) -> bool:
-    """Whether a span has an update without its document; with `is_last`, whether one is the last event of its document, so that it
-    is folded onto the stored document."""
+    """Whether an event of a span, or with `is_last` the last event of a document in it, is an update without its document."""
     limit, size_bytes = survey.MAX_DRIVER_ROWS, batch_rows.MANY_BYTES
     events_here = in_order(spark, table, namespace, span, (), limit=limit, size_bytes=size_bytes)
     if events_here is not None:

@@ -126,7 +126,7 @@ class HeldEvents:
         """The held events of these documents, as of the ranges up to batch `before`, with the columns `quarantine_split.SCHEMA`; None where
         this process cannot read them, or they are large."""
         try:
-            if not self.live.at_newest() or not {*quarantine_split.SCHEMA.names} <= {*self.live.schema.names}:
+            if not self.live.move_to_newest() or not {*quarantine_split.SCHEMA.names} <= {*self.live.schema.names}:
                 return None
             facts = live_files.rows_at(
                 self.live,
@@ -149,7 +149,7 @@ class HeldEvents:
     def _read(self) -> pa.Table | None:
         """The facts, up to date with the table's files; None where this process cannot read them, or they are too many."""
         try:
-            if not self.live.at_newest() or self.live.row_count() > MANY_FACTS:
+            if not self.live.move_to_newest() or self.live.row_count() > MANY_FACTS:
                 return None
             files = {table_files.identity(file): file for file in self.live.files()}
             if self._facts is None or files.keys() != self._files:

@@ -16,8 +16,8 @@ from pipelines.bronze import log as bronze_log
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-BATCHES = 32
-"""The number of last batches that are read: half a minute of a stream that is committed each second."""
+BATCHES = 128
+"""The number of last batches that are read: two minutes of a stream that is committed each second. A snapshot's chunks are batches, too."""
 
 ROWS = 200_000
 """The rows above which Spark reads them."""

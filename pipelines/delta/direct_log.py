@@ -54,7 +54,7 @@ MANY_TOUCHED = 500
 
 
 LISTING_SECONDS, LISTING_SHARE = 0.1, 200
-"""Where listing the log takes longer than `LISTING_SECONDS`, checkpoints list it again only after `LISTING_SHARE` times that time. Listing
+"""A listing of the log that took longer than `LISTING_SECONDS` is repeated after `LISTING_SHARE` times its duration at the earliest: that of
 a month's log takes seconds."""
 
 _LISTED_UNTIL: dict[Path, float] = {}
@@ -177,7 +177,7 @@ class DirectLog:
         Raises `VersionTaken`, or `NeedsMerge` where another writer has changed one of the parts. Then nothing is changed.
         """
         transaction = self._at(fence.base)
-        if not live.at(fence.base) or not live.holds(parts):
+        if not live.move_to(fence.base) or not live.holds(parts):
             raise upsert.NeedsMerge
         actions = log_actions.fenced(self._spark, file, fence.base, is_change=is_change)
         for part in parts:

@@ -80,14 +80,14 @@ class LiveFiles:
     _is_readable: bool = True
     _commit: tuple[int, int] | None = None
 
-    def at_newest(self) -> bool:
+    def move_to_newest(self) -> bool:
         """Go to the table's newest version; false where there is none, or it cannot be read here. Raises `OSError` where the store cannot
         be read."""
         stored_files.follow(self.folder)
         newest = local_log.newest_version(self.folder)
-        return newest is not None and self.at(newest)
+        return newest is not None and self.move_to(newest)
 
-    def at(self, version: int) -> bool:
+    def move_to(self, version: int) -> bool:
         """Go to a version; false where it cannot be read here. After a failure the next call reads from the checkpoint again."""
         try:
             # A table that was removed and created again, or restored from a backup, uses the same version numbers again.
@@ -260,7 +260,7 @@ class LiveFiles:
         That needs a version that is readable here, and a table that requires nothing of a row but its types.
         """
         return (
-            self.at(version)
+            self.move_to(version)
             and not definition.follows_rows(self.configuration)
             and not any(name.startswith("delta.constraints.") for name in self.configuration)
             and not any(each.metadata for each in self.schema)

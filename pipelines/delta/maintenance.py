@@ -119,7 +119,7 @@ def is_clean(table: tables.TableRef) -> bool:
     folder = local_log.folder(table)
     live = None if folder is None else live_files.LiveFiles(folder)
     try:
-        if folder is None or live is None or not live.at_newest():
+        if folder is None or live is None or not live.move_to_newest():
             return False
         files = live.files()
         if len(files) > 1 or any(each.get("deletionVector") for each in files):
@@ -200,7 +200,7 @@ def compact(writer: Writer) -> None:
 def _compact_files(writer: Writer) -> bool:
     """Merge the smallest files in this process; false where a compaction by Spark is due."""
     live = writer.live
-    if live is None or not live.at(writer.version):
+    if live is None or not live.move_to(writer.version):
         return False
     parts, others = live.by_size(rows=FEW_ROWS, size_bytes=FEW_BYTES)
     # Merges of this process leave files of medium size, which Spark compacts when there are many.
@@ -242,7 +242,7 @@ def _surplus_files(writer: Writer) -> int:
     folder = local_log.folder(writer.table)
     size = None if folder is None else local_log.size(folder)
     live = writer.live
-    if folder is None and live is not None and live.at(writer.version):
+    if folder is None and live is not None and live.move_to(writer.version):
         sizes = [each["size"] for each in live.files()]
         size = local_log.TableSize(len(sizes), sum(sizes))
     return _surplus(size)

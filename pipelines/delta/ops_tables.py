@@ -61,10 +61,7 @@ def append(rows: DataFrame, table: tables.TableRef) -> None:
 
 
 def _appended(direct: direct_log.DirectLog, file: data_file.ParquetFile, table: tables.TableRef) -> int:
-    """Commit the file; the new version. Retried where other commits came first.
-
-    Delta retries by itself, but not while a fenced commit of another thread has switched that off in the shared session.
-    """
+    """Commit the file on top of the newest version, which is read again where other commits came first; the new version."""
     for attempt in table_errors.commit_attempts(table):
         try:
             return direct.append(file)

@@ -122,7 +122,7 @@ def _is_small(folder: Path) -> bool:
         return False
     newest = local_log.newest_version(folder)
     live = LiveFiles(folder)
-    return newest is None or (live.at(newest) and live.row_count() <= FEW_ROWS)
+    return newest is None or (live.move_to(newest) and live.row_count() <= FEW_ROWS)
 
 
 def with_values(df: DataFrame, column: str, values: Iterable[str | None]) -> DataFrame:

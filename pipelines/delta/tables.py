@@ -294,7 +294,7 @@ def data_files(spark: SparkSession, table: tables.TableRef) -> list[data_file.Da
     live = live_files.LiveFiles(folder)
     with table_errors.translating(table):
         # From the log where it can be read here: for many tables, a query each takes minutes.
-        files = live.files() if live.at_newest() else direct.live()
+        files = live.files() if live.move_to_newest() else direct.live()
     tested_files = []
     for file in files:
         vector = file.get("deletionVector")

@@ -475,7 +475,7 @@ def _statement(names: Sequence[str], *, marks_deleted: bool) -> sql_merge.Merge:
 def _columns_of(writer: Writer, stored: Callable[[], DataFrame]) -> Sequence[str]:
     """The names of the table's columns, without a query if possible."""
     live = writer.live
-    return live.schema.names if live is not None and live.at(writer.version) else stored().columns
+    return live.schema.names if live is not None and live.move_to(writer.version) else stored().columns
 
 
 def _time(sequence: str) -> Column:

@@ -96,7 +96,7 @@ def merged(table: current.GoldTable, sources: SourceFiles, writer: Writer) -> in
             if alterations.widened or (changes.keys and not _is_judged(table, sources, writer, columns)):
                 return None
         if alterations.added and not alterations.widened:
-            if not (writer.define(table_columns.with_added(held_columns, columns)) and live.at(writer.version)):
+            if not (writer.define(table_columns.with_added(held_columns, columns)) and live.move_to(writer.version)):
                 return None
     except (OSError, pa.ArrowException, NotReadable):
         return None
@@ -180,7 +180,7 @@ def first_load(table: current.GoldTable, sources: SourceFiles) -> FirstLoad | No
     """What a new table will contain; None if this process cannot read it, or it is more than `LOCAL_ROWS`."""
     silver = sources.silver
     try:
-        states = sources.states(-1) if silver.at(table.work.silver.version) else None
+        states = sources.states(-1) if silver.move_to(table.work.silver.version) else None
     except NotReadable:
         return None
     if states is None:
@@ -193,7 +193,7 @@ def first_load(table: current.GoldTable, sources: SourceFiles) -> FirstLoad | No
 def loaded(first: FirstLoad, table: current.GoldTable, sources: SourceFiles, writer: Writer) -> int | None:
     """Write the first documents into the new table, and return their number; None as in `merged`."""
     live = writer.live
-    if live is None or not live.at(writer.version) or live.files():
+    if live is None or not live.move_to(writer.version) or live.files():
         return None
     return first.count if _replaced(table, sources, writer, -1, ()) else None
 
@@ -210,7 +210,7 @@ def _changes(table: current.GoldTable, sources: SourceFiles) -> _GoldChanges | N
     """The changes since gold's position; None if they are too many. Raises `NotReadable`."""
     work, silver = table.work, sources.silver
     assert work.gold.to is not None
-    states = sources.states(work.gold.to) if silver.at(work.silver.version) else None
+    states = sources.states(work.gold.to) if silver.move_to(work.silver.version) else None
     if states is None:
         return None
     keys = states["__key"].to_pylist()
@@ -231,7 +231,7 @@ def _removed(table: current.GoldTable, sources: SourceFiles) -> dict[str, str]:
     deletes = sources.deletes
     if not delta.exists(table.spark, table.deletes):
         return {}
-    if not deletes.at_newest():
+    if not deletes.move_to_newest():
         raise NotReadable
     assert table.work.gold.to is not None
     rows = deletes.rows_above("__batch", table.work.gold.to, columns=deletes.schema.names, limit=LOCAL_ROWS)

@@ -199,7 +199,7 @@ def _is_written(history: History, live: LiveFiles, all_events: pa.Table, number:
         return _is_rewritten(history, live, new_columns, new_rows, new_ids, stored_versions, changes, position)
     if alterations.added and not history.writer.define(table_columns.with_added(held_columns, row_columns)):
         return False
-    if not live.at(history.writer.version):
+    if not live.move_to(history.writer.version):
         return False
     parts = [table_schema.conformed(new_rows, live.schema), _ended(history, live.schema, stored_versions, changes)]
     version = history.writer.replace_arrow(

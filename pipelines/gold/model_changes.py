@@ -84,7 +84,7 @@ _Seen: TypeAlias = "tuple[LiveFiles, LiveFiles] | None"
 
 def _seen(spark: SparkSession, table: tables.TableRef, before: int, after: int) -> _Seen:
     old, new = live_files.of(spark, table), live_files.of(spark, table)
-    return (old, new) if old is not None and new is not None and old.at(before) and new.at(after) else None
+    return (old, new) if old is not None and new is not None and old.move_to(before) and new.move_to(after) else None
 
 
 def _few_rows(seen: _Seen) -> tuple[pa.Table, pa.Table] | None:

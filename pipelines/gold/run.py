@@ -294,7 +294,7 @@ class _GoldRun:
             self.failures.note(str(namespace), error)
             return None
         if work is None:
-            self.failures.passed(str(namespace))
+            self.failures.forget(str(namespace))
         return work
 
     def _release_table(self, spark: SparkSession, work: current.GoldWork | _HistoryWork) -> None:
@@ -332,7 +332,7 @@ class _GoldRun:
             if history_position.is_due(work.at, work.silver):
                 due.append(work)
             else:
-                self.failures.passed(name)
+                self.failures.forget(name)
         return due
 
     def _history(self, namespace: registry.Namespace, owners: Mapping[str, registry.Namespace]) -> _HistoryWork:

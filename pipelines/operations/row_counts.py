@@ -37,7 +37,7 @@ def _counts_here(table: tables.TableRef) -> dict[str, int] | None:
     folder = local_log.folder(table)
     live = None if folder is None else live_files.LiveFiles(folder)
     try:
-        if live is None or not live.at_newest() or live.row_count() > backlog.MANY_ROWS:
+        if live is None or not live.move_to_newest() or live.row_count() > backlog.MANY_ROWS:
             return None
         columns = {name: column for name, column in _COUNTED.items() if column in live.schema.names}
         rows = live.rows(live.files(), list(columns.values()))

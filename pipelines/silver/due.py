@@ -31,10 +31,10 @@ def works(
     New collections are noted, and `positions` knows them from here on. Collections `at_work`, whose positions move meanwhile, are left out.
     """
 
-    def is_left_out(namespace: registry.Namespace) -> bool:
+    def is_skipped(namespace: registry.Namespace) -> bool:
         return namespace in at_work or positions.failures.is_set_aside(str(namespace))
 
-    active_namespaces = [namespace for namespace in positions.known if not is_left_out(namespace)]
+    active_namespaces = [namespace for namespace in positions.known if not is_skipped(namespace)]
     start = min([positions.discovered or 0, *map(positions.start, active_namespaces)])
     if start >= to:
         return []
@@ -67,7 +67,7 @@ def works(
     positions.scanned |= {
         each: to for each in positions.known if each not in busy_namespaces and positions.start(each) >= start
     }
-    return [work for work in all_works if not is_left_out(work.namespace)]
+    return [work for work in all_works if not is_skipped(work.namespace)]
 
 
 def with_few_idle(works: Sequence[CollectionWork]) -> list[CollectionWork]:

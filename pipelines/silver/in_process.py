@@ -37,7 +37,7 @@ from pipelines.silver.collection import CollectionWork, SilverCollection
 from pipelines.silver.read_ahead import Read, ReadAhead
 
 MANY_EVENTS = 2_000
-"""The events of a work from which on it is worth a look at bronze's batches, to cut it into ranges and to read the first one ahead."""
+"""A work with at least so many events is cut into ranges, and the first of them is read ahead."""
 
 STATISTICS = ("__key", "__sequence", "__batch")
 """The columns with statistics for data skipping, as in the table's properties."""
@@ -339,7 +339,7 @@ def _remembered(collection: SilverCollection, keys: Sequence[str]) -> dict[str, 
     if not delta.exists(collection.spark, collection.deletes):
         return {}
     facts = live_files.of(collection.spark, collection.deletes)
-    if facts is None or not facts.at_newest():
+    if facts is None or not facts.move_to_newest():
         raise batches.NeedsSteps
     rows = in_process_fold.rows_of(facts, keys, ("__key", "__sequence")).sort_by("__sequence")
     return dict(zip(rows["__key"].to_pylist(), rows["__sequence"].to_pylist()))
@@ -420,7 +420,7 @@ def _committed(collection: SilverCollection, batch: LocalBatch) -> LocalBatch:
         raise batches.NeedsSteps
     if changes.widened:
         write.widen(collection, changes)
-    if not live.at(writer.version):
+    if not live.move_to(writer.version):
         raise batches.NeedsSteps
     rows = (table_schema.conformed(part, live.schema) for part in batch.rows)
     to, extra = batch.next_position.to, collection.metadata(batch.next_position)

@@ -132,8 +132,8 @@ def noted(events: pa.Table) -> WholeEvents:
 
 
 def shown(whole: WholeEvents) -> WholeEvents:
-    """The events with the rows of deletes, which stay: each shows its pre-image, or else the key's last document of these events; with
-    neither it marks the table's row."""
+    """The events where rows of deleted documents stay: each delete gets its pre-image as its document, or else the last document of its key
+    among these events. One with neither becomes a mark, which changes the table's row."""
     events = whole.events
     keys, ops, sequences = (events[name].to_pylist() for name in ("key", "op", "sequence"))
     has_before = events["before"].is_valid().to_pylist()

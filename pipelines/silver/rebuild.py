@@ -375,7 +375,7 @@ def _conflicts_here(writer: Writer, schema: DocumentSchema, *, after: int) -> tu
                 yield pa.RecordBatch.from_arrays([rescued.keys, rescued.items], names=["path", "text"])
 
     try:
-        if live is None or not live.at(writer.version):
+        if live is None or not live.move_to(writer.version):
             return None
         (found,) = exact.conflict_batches(schema.to_json())(entries(live))
     except table_schema.NotReadable:

@@ -245,7 +245,7 @@ class _SilverRun:
             works = due.with_few_idle(works)
             self._note_lost()
         for namespace in reread_namespaces - {work.namespace for work in works}:
-            self.failures.passed(str(namespace))
+            self.failures.forget(str(namespace))
         self.is_alone = len(works) == 1 and not at_work
         self.counter.begin(len(works), sum(work.counts.events for work in works))
         apply = self.counter.counting(self.failures.guarding(self._applied, name=lambda work: str(work.namespace)))

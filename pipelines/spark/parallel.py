@@ -103,7 +103,7 @@ class Failures:
         # Logs the same message only once: otherwise the retries of a service would hide all other messages.
         previous = self.by_name.get(name)
         self.by_name[name] = known_error
-        if _passes(known_error):
+        if _may_end_by_itself(known_error):
             self._pauses[name] = 0.0 if previous is None else min(max(1.0, 2 * self._pauses.get(name, 0.0)), RETRY_SECONDS)
         else:
             pause = RETRY_SECONDS if previous is None else max(RETRY_SECONDS, 2 * self._pauses.get(name, 0.0))
@@ -117,7 +117,7 @@ class Failures:
         self._logged[name] = time.monotonic()
         log.error("%s: %s; %s", name, errors.message_of(error), outlook, extra={"error": type(error).__name__})
 
-    def passed(self, name: str) -> None:
+    def forget(self, name: str) -> None:
         """Forget a temporary error of a collection that has nothing left to do.
 
         The error may have come after its commit, or during its survey; there is no further attempt that would clear it.
@@ -146,7 +146,7 @@ class Failures:
         if not self.by_name or any(name not in self.by_name for name in collections):
             self._are_all_retried = False
             return
-        is_waited_for = any(name in self._waiting and _passes(self.by_name[name]) for name in collections)
+        is_waited_for = any(name in self._waiting and _may_end_by_itself(self.by_name[name]) for name in collections)
         # A retry that no round waited for has failed by now, and waits again.
         if self._are_all_retried or not is_waited_for:
             self.raised()
@@ -160,7 +160,7 @@ class Failures:
             raise error from (None if error is worst else worst)
 
 
-def _passes(error: Exception) -> bool:
+def _may_end_by_itself(error: Exception) -> bool:
     """Whether an error may end by itself, possibly at once."""
     return isinstance(error, (errors.Temporary, errors.TableOwned)) and not isinstance(error, errors.Unjudged)
 
@@ -206,9 +206,9 @@ class Pool:
     ) -> list[Outcome]:
         """The results of `act` in the items' order, without items that had not begun when `stop` was set.
 
-        After `patience_seconds` it waits only until a thread is free: the remaining items are then `at_work`, and a later call after their
-        end, or `rest`, returns their outcomes before its own. After an error no further item begins. The error is raised when all begun
-        items have ended.
+        After `patience_seconds` it waits only until a thread is free. Items that still run stay in `at_work`, and the next call of `each` or
+        `rest` after their end returns their outcomes first. After an error no further item begins. The error is raised when all begun items
+        have ended.
         """
         sessions = self.sessions
         # One item needs no thread, and the first statement of a new session would be slow.

@@ -115,7 +115,7 @@ def table_rows(spark: SparkSession, table: tables.TableRef) -> list[Row]:
     """
     folder = local_log.folder(table)
     live = None if folder is None else live_files.LiveFiles(folder)
-    if live is None or not live.at_newest():
+    if live is None or not live.move_to_newest():
         return rows_by_spark(spark, table)
     return oracle.rows(live.rows(live.files()), by="__key")
 

@@ -126,7 +126,7 @@ def test_commits_behind_new_columns_take_no_job(spark: SparkSession, table: tabl
     """The commits of the next claim start no job either, as in another command. Delta would read all files to list them in a checksum."""
     first = Writer.claim(spark, table)
     first.append_arrow(rows(1), to=1)
-    assert first.live is not None and first.live.at(first.version)
+    assert first.live is not None and first.live.move_to(first.version)
     spark.range(1).collect()
     before = max(sessions.jobs(spark))
     assert first.define(T.StructType([*first.live.spark_schema(), T.StructField("new", T.StringType())]))
@@ -184,7 +184,7 @@ def test_a_compaction_takes_no_rows_that_it_has_not_read(spark: SparkSession, ta
     held = live_files.LiveFiles(Path(table.label))
     assert held.at(writer.version) and len(held.files()) == 2
     assert writer.compact_files(held.files()) is None
-    assert writer.live is not None and writer.live.at(writer.version)
+    assert writer.live is not None and writer.live.move_to(writer.version)
     assert writer.compact_files(held.files()) is not None
     assert spark.table(str(table)).count() == 2
 

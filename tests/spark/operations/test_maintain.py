@@ -85,7 +85,7 @@ def positions(spark: SparkSession, chosen: Any) -> list[Any]:
 def held(spark: SparkSession, table: Any) -> list[dict[str, Any]]:
     """A table's rows, without a query."""
     live = live_files.LiveFiles(Path(table.path or ""))
-    assert live.at(table_history.version(spark, table))
+    assert live.move_to(table_history.version(spark, table))
     found: list[dict[str, Any]] = live.rows(live.files()).to_pylist()
     return found
 

@@ -133,7 +133,7 @@ def content(hop: Hop, kind: str) -> tuple[dict[str, str], list[str]]:
         return {}, []
     types = {each.name: each.dataType.simpleString() for each in hop.spark.table(str(table)).schema}
     live = live_files.LiveFiles(Path(table.path or ""))
-    assert live.at(table_history.version(hop.spark, table))
+    assert live.move_to(table_history.version(hop.spark, table))
     rows = [*map(_row, live.rows(live.files()).to_pylist())]
     # A fact is stored a second time where Spark continues after this process has stored it (`deletes.remember`).
     return types, sorted(set(rows) if kind in ("deletes", "quarantine") else rows)
@@ -429,7 +429,7 @@ def test_small_files_are_put_together(hop: Hop, monkeypatch: pytest.MonkeyPatch)
         hop.run()
     for table in (hop.silver_table("t"), hop.gold_table("t")):
         live = live_files.LiveFiles(Path(table.path or ""))
-        assert live.at(table_history.version(hop.spark, table)) and len(live.files()) < 4
+        assert live.move_to(table_history.version(hop.spark, table)) and len(live.files()) < 4
         commits = [*table_history.newest_first(hop.spark, table)]
         assert all(commit.metadata is not None for commit in commits[:-1])  # no commit of a compaction by Spark
     rows = rows_by_spark(hop.spark, hop.gold_table("t"))
@@ -498,7 +498,7 @@ def test_what_others_changed_meanwhile_is_neither_undone_nor_passed_by(hop: Hop,
     table = hop.gold_table("t")
     writer = Writer.claim(hop.spark, table)
     live = writer.live
-    assert live is not None and live.at(writer.version)
+    assert live is not None and live.move_to(writer.version)
     columns = live.spark_schema().add("new", "string")
     rows = live.rows_above("n", -1, columns=live.schema.names, limit=100).slice(0, 1)
     hop.spark.sql(f"ALTER TABLE {table} {change}").collect()

@@ -118,7 +118,7 @@ def row_list(table: tables.TableRef) -> list[dict[str, Any]]:
 
 def live(table: tables.TableRef) -> live_files.LiveFiles:
     found = live_files.LiveFiles(Path(table.path or ""))
-    assert found.at_newest()
+    assert found.move_to_newest()
     return found
 
 

@@ -84,7 +84,7 @@ def test_rows_are_those_of_the_version_without_deleted_ones(table: Table) -> Non
     ended = table.commit({"add": cut}, {"remove": {"path": first["path"]}}, {"remove": {"path": second["path"]}})
     live = LiveFiles(table.folder)
     for version, keys in ((begun, ["a", "b", "c", "d", "e"]), (ended, ["b"]), (begun, ["a", "b", "c", "d", "e"])):
-        assert live.at(version)
+        assert live.move_to(version)
         rows = live.rows_above("__batch", 0, columns=["__key", "n"], limit=100)
         assert sorted(rows["__key"].to_pylist()) == keys
         assert rows.schema.field("n").type == pa.int64()
@@ -95,7 +95,7 @@ def test_many_rows_come_in_parts_without_the_deleted_ones(table: Table, monkeypa
     first, second = table.file([*"abcdefg"], 1), table.file([*"hij"], 2)
     version = table.commit({"add": table.without(first, [0, 3, 4, 6])}, {"add": second})
     live = LiveFiles(table.folder)
-    assert live.at(version)
+    assert live.move_to(version)
     for size in (1, 2, 3, 100):
         monkeypatch.setattr(live_files, "PART_ROWS", size)
         parts = [*live.parts_above("__batch", 0, columns=["__key"])]
@@ -114,7 +114,7 @@ def test_a_file_without_the_columns_has_its_rows_all_the_same(table: Table) -> N
     pq.write_table(pa.table({"__key": ["c", "d", "e"]}), table.folder / "somebodys.parquet")
     somebodys = {"path": "somebodys.parquet", "stats": json.dumps({"numRecords": 3})}
     live = LiveFiles(table.folder)
-    assert live.at(table.commit({"add": file}, {"add": table.without(somebodys, [1])}))
+    assert live.move_to(table.commit({"add": file}, {"add": table.without(somebodys, [1])}))
     assert live.rows_above("__batch", 0, columns=["__key"], limit=100)["__key"].to_pylist() == ["a", "b"]
     assert live.rows(live.files(), ["n"])["n"].to_pylist() == [0, 1, None, None]
     places = [(each, [0]) for each in live.files()]
@@ -137,7 +137,7 @@ def test_a_files_schema_is_made_once_however_many_columns_are_asked_for(
     monkeypatch.setattr(live_files.pq, "ParquetFile", Counting)
     file = table.file(["a", "b"], 1)
     live = LiveFiles(table.folder)
-    assert live.at(table.commit({"add": file}))
+    assert live.move_to(table.commit({"add": file}))
     rows = live.rows([file])
     parts = [*live.parts_above("__batch", 0, columns=live.schema.names)]
     assert rows.num_rows == sum(each.num_rows for each in parts) == len(made) == 2
@@ -151,7 +151,7 @@ def test_parts_are_small_where_a_dictionary_makes_the_file_small(table: Table, m
     pq.write_table(held, table.folder / file["path"])
     text = json.dumps({"type": "struct", "fields": fields})
     live = LiveFiles(table.folder)
-    assert live.at(table.commit({"metaData": {"schemaString": text}}, {"add": file}))
+    assert live.move_to(table.commit({"metaData": {"schemaString": text}}, {"add": file}))
     for name in ("PART_BYTES", "MANY_BYTES"):
         monkeypatch.setattr(live_files, name, 500_000)
     parts = [*live.parts_above("__batch", 0, columns=live.schema.names)]
@@ -167,7 +167,7 @@ def test_keys_are_found_in_files_of_other_writers(table: Table) -> None:
     pq.write_table(pa.table({"__key": pa.array(["b", "c"], pa.large_string())}), table.folder / large["path"])
     pq.write_table(pa.table({"n": [1]}), table.folder / none["path"])
     live = LiveFiles(table.folder)
-    assert live.at(table.commit({"add": first}, {"add": large}, {"add": {**none, "stats": '{"numRecords": 1}'}}))
+    assert live.move_to(table.commit({"add": first}, {"add": large}, {"add": {**none, "stats": '{"numRecords": 1}'}}))
     assert live.places("__key", ["b", "x"]) == [(first, [1]), (large, [0])]
 
 
@@ -177,7 +177,7 @@ def test_places_are_found_group_by_group(table: Table, monkeypatch: pytest.Monke
     monkeypatch.setattr(key_search, "_GROUP_ROWS", rows)
     files = [table.file(keys, 1) for keys in (["a", "b"], ["c", "d"], ["a", "e"], ["b"])]
     live = LiveFiles(table.folder)
-    assert live.at(table.commit(*({"add": each} for each in files)))
+    assert live.move_to(table.commit(*({"add": each} for each in files)))
     assert live.places("__key", ["a", "b", "d"]) == [(files[0], [0, 1]), (files[1], [1]), (files[2], [0]), (files[3], [0])]
 
 
@@ -186,7 +186,7 @@ def test_places_are_found_and_files_without_them_not_opened(table: Table) -> Non
     version = table.commit({"add": first}, {"add": second})
     (table.folder / second["path"]).unlink()
     live = LiveFiles(table.folder)
-    assert live.at(version)
+    assert live.move_to(version)
     assert live.places("__key", ["c", "missing", "a"]) == [(first, [0, 2])]
     with pytest.raises(FileNotFoundError):
         live.places("__key", ["x"])
@@ -206,16 +206,16 @@ def test_places_are_found_and_files_without_them_not_opened(table: Table) -> Non
 def test_unsupported_layouts_types_and_features_are_refused(table: Table, action: dict[str, Any]) -> None:
     """The table can be read again after a return to the version before."""
     live = LiveFiles(table.folder)
-    assert live.at(0)
-    assert not live.at(table.commit(action))
-    assert live.at(0)
+    assert live.move_to(0)
+    assert not live.move_to(table.commit(action))
+    assert live.move_to(0)
 
 
 def test_a_hole_in_the_log_is_refused(table: Table) -> None:
     table.commit({"add": table.file(["a"], 1)})
     newest = table.commit({"add": table.file(["b"], 2)})
     (table.folder / "_delta_log" / f"{1:020}.json").unlink()
-    assert not LiveFiles(table.folder).at(newest)
+    assert not LiveFiles(table.folder).move_to(newest)
 
 
 @pytest.mark.parametrize("more", [0, 1])
@@ -223,13 +223,13 @@ def test_a_table_that_was_made_again_is_another(table: Table, more: int) -> None
     """The new versions have the same numbers as the old ones."""
     live = LiveFiles(table.folder)
     newest = table.commit({"add": table.file(["a"], 1)})
-    assert live.at(newest)
+    assert live.move_to(newest)
     shutil.rmtree(table.folder)
     table.folder.mkdir()
     again = Table(table.folder)
     for key in "bc"[: 1 + more]:
         newest = again.commit({"add": again.file([key], 2)})
-    assert live.at(newest)
+    assert live.move_to(newest)
     assert live.rows_above("__batch", 0, columns=["__key"], limit=10)["__key"].to_pylist() == [*"bc"[: 1 + more]]
 
 
@@ -259,7 +259,7 @@ def test_what_a_column_demands_is_for_spark_to_keep(table: Table, demanding: dic
     text = json.dumps({"type": "struct", "fields": [*SCHEMA["fields"], column]})
     live = LiveFiles(table.folder)
     version = table.commit({"metaData": {"schemaString": text, "configuration": VECTORS}})
-    assert live.at(version) and not live.takes_rows(version)
+    assert live.move_to(version) and not live.takes_rows(version)
 
 
 @pytest.mark.parametrize("more", [{}, {"delta.enableChangeDataFeed": "true"}, {"delta.enableRowTracking": "true"}])
@@ -278,7 +278,7 @@ def test_parts_stay_small_where_large_rows_follow_on_small_ones(table: Table, mo
     path = table.folder / file["path"]
     pq.write_table(pq.read_table(path), path, row_group_size=100)
     live = LiveFiles(table.folder)
-    assert live.at(table.commit({"add": file}))
+    assert live.move_to(table.commit({"add": file}))
     parts = [*live_files.rest(live, [(file, [0, 150])])]
     assert [key for part in parts for key in part["__key"].to_pylist()] == [*keys[1:150], *keys[151:]]
     assert max(part.nbytes for part in parts) < 300_000
@@ -289,7 +289,7 @@ def test_the_statistics_of_many_files_are_read_once(table: Table, monkeypatch: p
     stats = '{{"numRecords": 2, "minValues": {{"__key": "a{0}", "__batch": {0}}}, "maxValues": {{"__key": "b{0}", "__batch": {0}}}}}'
     monkeypatch.setattr(live_files, "MANY_ROWS", 1)
     live = LiveFiles(table.folder)
-    assert live.at(table.commit(*({"add": {"path": str(each), "stats": stats.format(each)}} for each in range(45_000))))
+    assert live.move_to(table.commit(*({"add": {"path": str(each), "stats": stats.format(each)}} for each in range(45_000))))
     assert live.count_above("__batch", 44_990) == 18 and live.is_many("__key", ["a7"])
     monkeypatch.delattr(file_statistics.json, "loads")
     assert live.count_above("__batch", 44_990) == 18 and live.is_many("__key", ["a7"])
@@ -299,7 +299,7 @@ def test_the_statistics_of_many_files_are_read_once(table: Table, monkeypatch: p
 def test_statistics_in_another_form_count_as_none(table: Table, stats: str) -> None:
     live = LiveFiles(table.folder)
     file = {**table.file(["a", "b"], 7), "stats": stats}
-    assert live.at(table.commit({"add": file}))
+    assert live.move_to(table.commit({"add": file}))
     assert live.row_count() == file_statistics.UNKNOWN_ROWS == live.count_above("__batch", 99)
     assert live.rows(live.files())["__key"].to_pylist() == ["a", "b"]
     assert file_statistics.may_hold(file, "__key", ["z"])
@@ -309,7 +309,7 @@ def test_statistics_in_another_form_count_as_none(table: Table, stats: str) -> N
 
 def test_many_rows_are_left_to_executors(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
     live = LiveFiles(table.folder)
-    assert live.at(table.commit({"add": table.file(["a", "b", "c"], 7)}))
+    assert live.move_to(table.commit({"add": table.file(["a", "b", "c"], 7)}))
     with pytest.raises(NotReadable):
         live.rows_above("__batch", 6, columns=["__key"], limit=2)
     assert not live.rows_above("__batch", 7, columns=["__key"], limit=2).num_rows
@@ -325,7 +325,7 @@ def test_the_smallest_files_are_chosen_and_read_without_their_deleted_rows(table
     one, two, three = (table.file(keys, 1, size=10) for keys in (["a", "b"], ["c"], ["d", "e", "f"]))
     cut = table.without(one, [1])
     live = LiveFiles(table.folder)
-    assert live.at(table.commit({"add": cut}, {"add": two}, {"add": three}))
+    assert live.move_to(table.commit({"add": cut}, {"add": two}, {"add": three}))
     assert live.by_size(rows=3, size_bytes=100) == ([two, cut], [three])
     assert live.by_size(rows=9, size_bytes=15) == ([two], [cut, three])
     assert live.rows([two, cut])["__key"].to_pylist() == ["c", "a"]
@@ -341,7 +341,7 @@ def test_a_row_group_may_have_no_rows(table: Table) -> None:
         for part in (held[:0], held[:70], held[:0], held[70:]):
             writer.write_table(part)
     live = LiveFiles(table.folder)
-    assert live.at(table.commit({"add": file}))
+    assert live.move_to(table.commit({"add": file}))
     assert live.rows([file])["__key"].to_pylist() == held["__key"].to_pylist()
     places, sizes = live.places("__key", ["001", "071"]), {"size_bytes": 2**20, "read_bytes": 2**20}
     assert live_files.rows_at(live, places, columns=["n"], **sizes)["n"].to_pylist() == [1, 71]
@@ -355,7 +355,7 @@ def test_timestamps_in_the_form_of_old_spark_are_those_of_any_year(table: Table)
     pq.write_table(rows, table.folder / file["path"], use_deprecated_int96_timestamps=True)
     text = json.dumps({"type": "struct", "fields": fields})
     live = LiveFiles(table.folder)
-    assert live.at(table.commit({"metaData": {"schemaString": text}}, {"add": file}))
+    assert live.move_to(table.commit({"metaData": {"schemaString": text}}, {"add": file}))
     assert live.rows([file])["at"].to_pylist() == [far]
 
 
@@ -405,7 +405,7 @@ def test_of_a_large_file_the_row_groups_are_read_that_hold_some_of_the_rows(tabl
     pq.write_table(held, table.folder / file["path"], row_group_size=rng.choice([100, 999, 10_000]), use_dictionary=False)
     gone = rng.sample(range(10_000), 500)
     live = LiveFiles(table.folder)
-    assert live.at(table.commit({"add": table.without(file, gone)}))
+    assert live.move_to(table.commit({"add": table.without(file, gone)}))
     numbers = sorted(rng.sample(range(10_000), rng.choice([1, 3, 300])))
     places = live.places("__key", [keys[number] for number in numbers])
     wanted = [number for number in numbers if number not in gone]
@@ -433,7 +433,7 @@ def test_what_a_version_has_beyond_another_is_found_by_its_places(tmp_path: Path
     removed = [{"remove": {**each, "dataChange": True}} for each in (first, gone)]
     after = table.commit(*removed, {"add": second}, {"add": coming})
     old, new = LiveFiles(tmp_path), LiveFiles(tmp_path)
-    assert old.at(before) and new.at(after)
+    assert old.move_to(before) and new.move_to(after)
 
     def beyond(live: LiveFiles, other: LiveFiles) -> list[str]:
         places = live_files.rows_beyond(live, other, limit=10)

@@ -229,7 +229,7 @@ def test_a_checkpoint_that_cannot_be_read_is_left_to_delta(tmp_path: Path, conte
     _checkpoint_of(tmp_path, 0).write_bytes(content)
     assert local_log.rows(tmp_path, pa.schema([("n", pa.int64())])) is None
     assert local_log.files(tmp_path) is table_definition.columns(tmp_path) is table_definition.properties(tmp_path) is None
-    assert not LiveFiles(tmp_path).at(1)
+    assert not LiveFiles(tmp_path).move_to(1)
 
 
 def test_a_table_of_a_feature_that_is_not_known_is_left_to_delta(tmp_path: Path) -> None:

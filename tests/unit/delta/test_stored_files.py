@@ -141,11 +141,11 @@ def test_a_commit_of_its_own_needs_no_request(table: Table, requests: list[str])
     """Its log store has what it wrote, and Delta its status. The next look is whether another process has committed since."""
     table.commit(0, METADATA)
     live = live_files.LiveFiles(table.copies)
-    assert table.newest() == 0 and live.at(0)
+    assert table.newest() == 0 and live.move_to(0)
     for version in (1, 2):
         requests.clear()
         table.own_commit(version, table.file(f"{version}"))
-        assert live.at(version) and len(live.files()) == version and not requests
+        assert live.move_to(version) and len(live.files()) == version and not requests
         assert table.newest() == version and requests == [f"status {version}", f"is_file {version + 1}"]
     table.commit(3, METADATA)
     requests.clear()
@@ -156,16 +156,16 @@ def test_the_files_of_a_version_that_was_looked_at_need_no_request(table: Table,
     """Each reader of a table has its own `LiveFiles`, which begin at the version that the look has found. One that it has not found is
     looked for."""
     table.commit(0, METADATA)
-    assert live_files.LiveFiles(table.copies).at(0), "nothing was looked at before"
+    assert live_files.LiveFiles(table.copies).move_to(0), "nothing was looked at before"
     for version in (1, 2):
         table.commit(version, table.file(f"{version}"))
     assert table.newest() == 2
     requests.clear()
     for version in range(3):
         live = live_files.LiveFiles(table.copies)
-        assert live.at(version) and len(live.files()) == version and not requests
+        assert live.move_to(version) and len(live.files()) == version and not requests
     table.commit(3, METADATA)
-    assert live_files.LiveFiles(table.copies).at(3) and requests
+    assert live_files.LiveFiles(table.copies).move_to(3) and requests
 
 
 def test_a_commit_of_its_own_that_no_log_store_keeps_is_one_request(table: Table, requests: list[str]) -> None:
@@ -199,12 +199,12 @@ def test_another_tables_commit_is_none_of_its_own(table: Table) -> None:
     """The table was made again in the meantime, with a commit of this number that follows on the new table's commits."""
     table.commit(0, METADATA)
     live = live_files.LiveFiles(table.copies)
-    assert table.newest() == 0 and live.at(0)
+    assert table.newest() == 0 and live.move_to(0)
     table.own_commit(1, METADATA, table.file("own"))
-    assert live.at(1)
+    assert live.move_to(1)
     for version, key in enumerate("abc"):
         table.commit(version, METADATA, table.file(key), said="another's")
-    assert table.newest() == 2 and live.at(2)
+    assert table.newest() == 2 and live.move_to(2)
     assert live.rows(live.files())["__key"].to_pylist() == ["a", "b", "c"]
 
 
@@ -212,11 +212,11 @@ def test_a_table_that_was_made_again_is_another_one(table: Table) -> None:
     for version in range(3):
         table.commit(version, METADATA)
     live = live_files.LiveFiles(table.copies)
-    assert table.newest() == 2 and live.at(2)
+    assert table.newest() == 2 and live.move_to(2)
     shutil.rmtree(table.folder)
     for version in range(5):
         table.commit(version, METADATA, *([table.file("x")] if version == 1 else []))
-    assert table.newest() == 4 and live.at(4)
+    assert table.newest() == 4 and live.move_to(4)
     assert [each["path"] for each in live.files()] == ["part%20x.parquet"]
     shutil.rmtree(table.folder)
     assert table.newest() is None
@@ -227,12 +227,12 @@ def test_a_version_that_is_looked_for_may_be_another_tables(table: Table) -> Non
     table.commit(0, METADATA)
     table.commit(1, table.file("a"))
     live = live_files.LiveFiles(table.copies)
-    assert live.at_newest() and live.version == 1
+    assert live.move_to_newest() and live.version == 1
     shutil.rmtree(table.folder)
     table.commit(0, METADATA)
     for version, key in enumerate("bcd"):
         table.commit(version, METADATA, table.file(key))
-    assert live.at(2)
+    assert live.move_to(2)
     assert live.rows(live.files())["__key"].to_pylist() == ["b", "c", "d"]
 
 
@@ -267,13 +267,13 @@ def test_rows_are_read_from_copies_made_when_they_are_needed(table: Table, monke
     table.commit(0, METADATA)
     table.commit(1, table.file("a", "b"), table.file("c"))
     live = live_files.LiveFiles(table.copies)
-    assert live.at_newest() and live.version == 1
+    assert live.move_to_newest() and live.version == 1
     assert not any(name.endswith(".parquet") for name in table.files.asked)
     assert [numbers for _, numbers in live.places("__key", ["b", "c"])] == [[1], [0]]
     assert live.rows(live.files())["__key"].to_pylist() == ["a", "b", "c"]
     assert sorted(table.files.asked)[-2:] == ["part a-b.parquet", "part c.parquet"]
     table.commit(2, table.file("d"))
-    assert live.at(2), "a version that is newer than the last look"
+    assert live.move_to(2), "a version that is newer than the last look"
     monkeypatch.setattr(stored_files, "FETCH_BYTES", 10)
     with pytest.raises(OSError):
         live.places("__key", ["d"])
@@ -285,7 +285,7 @@ def test_a_file_that_is_gone_or_another_one_is_no_copy(table: Table) -> None:
     added["add"]["size"] += 1
     table.commit(1, added, {"add": {**added["add"], "path": "s3a://elsewhere/b.parquet"}})
     live = live_files.LiveFiles(table.copies)
-    assert live.at(1)
+    assert live.move_to(1)
     for each in live.files():
         with pytest.raises(OSError):
             live.rows([each])
@@ -310,7 +310,7 @@ def test_copies_are_held_in_bounds(table: Table, monkeypatch: pytest.MonkeyPatch
     table.commit(0, METADATA)
     table.commit(1, *(table.file(f"{n}") for n in range(9)))
     live = live_files.LiveFiles(table.copies)
-    assert live.at(1)
+    assert live.move_to(1)
     size = live.files()[0]["size"]
     monkeypatch.setattr(stored_files, "_HELD", stored_files._HeldCopies())
     monkeypatch.setattr(stored_files, "HELD_BYTES", 3 * size + 10)

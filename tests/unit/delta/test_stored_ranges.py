@@ -39,7 +39,7 @@ class Table:
         self.files = Folder(self.folder, folder / "copies")
         stored_files._COPIED[self.files.folder] = stored_files.CopiedLog(self.files)
         self.live = LiveFiles(self.files.folder)
-        assert self.live.at_newest() and self.live.version == 0
+        assert self.live.move_to_newest() and self.live.version == 0
         self.files.asked.clear()
 
     def _file(self, name: str, count: int) -> dict[str, Any]:

@@ -400,7 +400,7 @@ def columns(table: pa.Table, *names: str) -> list[list[Any]]:
 
 def _live(table: Any) -> live_files.LiveFiles:
     live = live_files.LiveFiles(Path(table.path))
-    assert live.at(local_log.newest_version(live.folder) or 0)
+    assert live.move_to(local_log.newest_version(live.folder) or 0)
     return live
 
 
@@ -658,7 +658,7 @@ def test_a_long_span_of_updates_is_cut_by_the_documents_that_they_change(
 def rewrite(table: Any, *, without: object = None) -> None:
     """Rewrites the rows into one file, as OPTIMIZE does, or DELETE with an `_id`, and removes the old files."""
     live = live_files.LiveFiles(Path(table.path))
-    log, found = direct_log.of(without_spark.SPARK, table), live.at_newest()
+    log, found = direct_log.of(without_spark.SPARK, table), live.move_to_newest()
     assert log is not None and found
     parts, statistics = live.files(), live_files.measured_columns(live)
     rows = live.rows(parts)

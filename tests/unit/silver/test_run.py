@@ -64,7 +64,7 @@ def test_a_table_that_lost_its_position_under_a_service_is_made_of_all_of_bronze
         service.run_round()
         folder = Path(hop.silver_table.path or "")
         live = live_files.LiveFiles(folder)
-        assert live.at_newest()
+        assert live.move_to_newest()
         removed = [{"remove": {"path": each["path"], "dataChange": True}} for each in live.files()]
         parameters = {"mode": "Overwrite"} if to is None else {"version": to}
         without_spark.write(
@@ -79,7 +79,7 @@ def test_a_table_that_lost_its_position_under_a_service_is_made_of_all_of_bronze
             service.run_round()
         service.run_round()
         service.close()
-        assert live.at_newest()
+        assert live.move_to_newest()
         assert sorted(live.rows(live.files(), ["_id"])["_id"].to_pylist()) == [1, 2]
 
 
@@ -207,7 +207,7 @@ def test_a_collection_to_which_nothing_comes_is_let_go(tmp_path: Path, monkeypat
         layer.close()
         after.close()
         live = live_files.of(SPARK, hop.gold_table)
-        assert live is not None and live.at_newest()
+        assert live is not None and live.move_to_newest()
         rows = live.rows(live.files()).sort_by("_id").to_pylist()
     fields = ("_id", "a", "B", "b_2")
     assert [[row[name] for name in fields] for row in rows] == [[1, 1, None, None], [2, None, 2, None], [3, None, None, 3]]
@@ -228,7 +228,7 @@ def test_a_table_that_is_removed_under_a_service_is_made_of_all_of_bronze(tmp_pa
         assert service.run_round().events == 2
         service.close()
         live = live_files.of(SPARK, hop.silver_table)
-        assert live is not None and live.at_newest()
+        assert live is not None and live.move_to_newest()
         assert sorted(row["_id"] for row in live.rows(live.files()).to_pylist()) == [1, 2]
 
 
@@ -569,7 +569,7 @@ def test_a_service_applies_again_all_that_a_table_lacks_without_a_position(
         hop.append((0, bson.encode({"_id": 0})))
         service.run_round()
         live = live_files.LiveFiles(Path(hop.silver_table.path or ""))
-        assert live.at_newest()
+        assert live.move_to_newest()
         removed = [{"remove": {"path": each["path"], "dataChange": True}} for each in live.files()]
         said = {"operationParameters": {"version": "0"}}
         without_spark.write(Path(hop.silver_table.path or ""), live.version + 1, removed, "RESTORE", **said)

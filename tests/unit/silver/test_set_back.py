@@ -59,7 +59,7 @@ def bring_back(hop: Hop, *layers: str, copy: str = "copy", batch: int = 2) -> No
 def keys(hop: Hop, collection: str = "t") -> set[int]:
     table = hop.layout.silver(bronze_rows.DB, collection)
     live = live_files.LiveFiles(Path(table.path or ""))
-    assert live.at(local_log.newest_version(live.folder) or 0)
+    assert live.move_to(local_log.newest_version(live.folder) or 0)
     return set(live.rows(live.files())["_id"].to_pylist())
 
 
@@ -295,12 +295,12 @@ def test_deletes_that_a_restore_took_away_are_remembered_again(hop: Hop) -> None
     hop.append((4, None))
     hop.run()
     live = live_files.LiveFiles(folder)
-    assert live.at_newest()
+    assert live.move_to_newest()
     version, files = live.version, live.files()
     hop.append((2, None))
     hop.silver()
     before = position(hop)
-    assert live.at_newest() and not registry.lacks_deletes(SPARK, hop.layout.deletes(*namespace), before)
+    assert live.move_to_newest() and not registry.lacks_deletes(SPARK, hop.layout.deletes(*namespace), before)
     removed = [{"remove": {"path": each["path"], "dataChange": True}} for each in live.files() if each not in files]
     said = {"operationParameters": {"version": str(version)}}
     without_spark.write(folder, live.version + 1, removed, "RESTORE", **said)

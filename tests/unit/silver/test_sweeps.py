@@ -26,7 +26,7 @@ def keys(table: tables.TableRef) -> list[str]:
     folder = local_log.folder(table)
     assert folder is not None
     live = live_files.LiveFiles(folder)
-    assert live.at_newest()
+    assert live.move_to_newest()
     return sorted(live.rows(live.files(), ["__key"])["__key"].to_pylist())
 
 

@@ -223,7 +223,7 @@ def test_a_service_ends_over_attempts_that_no_round_waits_for(monkeypatch: pytes
             failures.begin_round()
             tried = [name for name in names if not failures.is_set_aside(name)]
             for name in set(tried).difference(full):
-                failures.passed(name)
+                failures.forget(name)
             at_work = [name for name in tried if name in full]
             if not at_work:
                 failures.end_where_all_failed(names)
@@ -243,9 +243,9 @@ def test_an_error_that_needs_a_person_is_not_forgotten() -> None:
     noted = parallel.Failures()
     noted.note("shop.a", errors.StoreUnreachable("no answer"))
     noted.note("shop.b", errors.DecisionNeeded("columns cannot change in place"))
-    noted.passed("shop.a")
-    noted.passed("shop.b")
-    noted.passed("shop.c")
+    noted.forget("shop.a")
+    noted.forget("shop.b")
+    noted.forget("shop.c")
     assert list(noted.by_name) == ["shop.b"]
 
 
@@ -303,7 +303,7 @@ def test_a_temporary_error_that_stays_is_met_less_and_less_often(monkeypatch: py
     assert met == [0, 1, 2, 4, 8, 16, 32, 64, 124, 184]
     now = 300.0
     failures.begin_round()
-    failures.passed("cases.t")
+    failures.forget("cases.t")
     failures.note("cases.t", errors.StorageExhausted("no space left"))
     failures.begin_round()
     assert not failures.is_set_aside("cases.t"), "what was over begins anew"
