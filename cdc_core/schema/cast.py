@@ -73,10 +73,16 @@ def row(parsed_document: Any, schema: DocumentSchema) -> tuple[dict[str, Any], d
     With flattening, a document whose columns are all null is rescued as `{}` (`[]` for an array laid out as a
     document), which distinguishes it from an absent one.
     """
+    values, rescued = present(parsed_document, schema)
+    return {column.name: values.get(column.name) for column in schema.columns}, rescued
+
+
+def present(parsed_document: Any, schema: DocumentSchema) -> tuple[dict[str, Any], dict[str, str]]:
+    """`row` without columns of fields that the document does not have; of thousands of columns, most documents have few."""
     document = laid_out(parsed_document, schema.naming.values)
     value, rescued = cast(document, schema.struct)
     if not schema.naming.flatten:
-        return {column.name: (value or {}).get(column.name) for column in schema.columns}, rescued
+        return value or {}, rescued
     # A flattened document has no column of its own to show that it exists.
     for path, text in _emptied(value, schema.struct, document, ""):
         rescue(rescued, path, text)

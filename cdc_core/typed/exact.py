@@ -45,7 +45,21 @@ def result_type(schema: DocumentSchema) -> pa.StructType:
 
 def rows(texts: pa.Array, schema: DocumentSchema) -> pa.StructArray:
     """Each text as a struct of `document`, `rescued`, `unreadable`; null for a null."""
-    return pa.array([_row(text.as_py(), schema) for text in texts], type=result_type(schema))
+    type_ = result_type(schema)
+    found = [_row(text.as_py(), schema) for text in texts]
+    documents = _columns([None if row is None else row["document"] for row in found], type_.field("document").type)
+    others = pa.array(found, pa.struct([("rescued", RESCUED), ("unreadable", pa.bool_())]))
+    columns = [documents, *(others.field(number) for number in range(2))]
+    return pa.StructArray.from_arrays(columns, fields=[*type_], mask=others.is_null())
+
+
+def _columns(documents: Sequence[dict[str, Any] | None], type_: pa.StructType) -> pa.StructArray:
+    """The documents as a struct of this type; columns that none of them has cost nearly nothing."""
+    names = set().union(*filter(None, documents))
+    present = pa.array(documents, pa.struct([item for item in type_ if item.name in names]))
+    arrays = dict(zip((item.name for item in present.type), map(present.field, range(present.type.num_fields))))
+    columns = [arrays[item.name] if item.name in names else pa.nulls(len(documents), item.type) for item in type_]
+    return pa.StructArray.from_arrays(columns, fields=[*type_], mask=present.is_null())
 
 
 def _row(text: str | None, schema: DocumentSchema) -> dict[str, Any] | None:
@@ -55,7 +69,8 @@ def _row(text: str | None, schema: DocumentSchema) -> dict[str, Any] | None:
         document, repeated = parsed(text)
     except (ValueError, RecursionError):
         return {"document": None, "rescued": None, "unreadable": True}
-    row, rescued = whole_row(document, repeated, schema)
+    row, rescued = cast.present(document, schema)
+    _add_repeated(rescued, repeated)
     return {"document": row, "rescued": list(rescued.items()) or None, "unreadable": False}
 
 
@@ -64,11 +79,15 @@ def whole_row(
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """`cast.row` of a document that `parsed` returned, with the earlier values of repeated fields among what did not fit."""
     row, rescued = cast.row(document, schema)
+    _add_repeated(rescued, repeated)
+    return row, rescued
+
+
+def _add_repeated(rescued: dict[str, str], repeated: Mapping[str, Sequence[str]]) -> None:
     for name, texts in repeated.items():
         number = 1  # a name may be repeated in each of many thousand documents
         for text in texts:
             number = cast.rescue(rescued, name, text, taken=number)
-    return row, rescued
 
 
 def parsed(text: str) -> tuple[dict[str, Any], dict[str, list[str]]]:
