@@ -15,6 +15,7 @@ never a result.
 
 from __future__ import annotations
 
+import enum
 import gc
 import itertools
 import re
@@ -53,8 +54,21 @@ _LESSON, _LATER_LESSONS = 8, 10
 _LESSON_BYTES = 8 << 10
 """A refused document counts as one, and as one more for each such part of its text: the exact path takes longer for it."""
 
+_FEW = 4
+"""The refused documents that are looked at first: mostly each of them shows a new field, or none does."""
+
 _FIRST_ROWS, _FIRST_SLICE = 32, 256 << 10
 """The most documents of the first slice, and approximately the most bytes of several."""
+
+
+class Detail(enum.Enum):
+    """What is asked of typed texts: the rest is left out, because documents on the exact path take most of the time."""
+
+    ALL = enum.auto()
+    MARKS = enum.auto()
+    """No rows: only which documents are new or refused."""
+    KNOWN = enum.auto()
+    """Nothing but that a document is new, if one is."""
 
 
 @dataclass(frozen=True)
@@ -119,6 +133,7 @@ class Decoder:
     def __init__(self, schema: DocumentSchema, pins: Pins | None = None) -> None:
         self.schema = schema
         self._fields = [pa.field(name, exact.arrow(type_)) for name, type_ in schema.table()]
+        self._row_type = exact.result_type(schema)
         self.pins = pins or {}
         self._lessons = Lessons()
         self._refused, self._lesson = 0, _LESSON
@@ -130,14 +145,14 @@ class Decoder:
         self._decode: Callable[[str], Any] = _refuse
         self._make()
 
-    def typed(self, texts: pa.Array) -> TypedTexts:
-        """The row of each text; null for a null."""
+    def typed(self, texts: pa.Array, detail: Detail = Detail.ALL) -> TypedTexts:
+        """The row of each text; null for a null, and for all texts where the `detail` leaves out rows."""
         parts = []
         start = 0
         with without_collector():
             while start < len(texts):
                 part = texts.slice(start, self.portion(texts))
-                parts.append((start, self.part(part)))
+                parts.append((start, self.part(part, detail)))
                 start += len(part)
         return joined(self.schema, parts)
 
@@ -159,7 +174,7 @@ class Decoder:
             self._dense = {place: reader for place, reader in builder.documents.items() if place not in self.sparse}
             self._decode = msgspec.json.Decoder(self._root.decoded).decode
 
-    def part(self, texts: pa.Array) -> TypedTexts:
+    def part(self, texts: pa.Array, detail: Detail = Detail.ALL) -> TypedTexts:
         """`typed` for at most `portion` texts."""
         self._typed += len(texts)
         strings = texts.to_pylist()
@@ -180,10 +195,18 @@ class Decoder:
             accepted, findings, decoded_rows = [], Findings(), None
         hard_numbers = {number for number, text in enumerate(strings) if text is not None}.difference(accepted)
         exact_numbers = sorted(hard_numbers.union(accepted[index] for index in findings.hard))
-        rows = self._assembled(strings, decoded_rows, accepted, exact_numbers)
         new_numbers = {accepted[index] for index in findings.new}
-        if exact_numbers and self._change([strings[number] for number in exact_numbers]):
-            new_numbers.update(exact_numbers)
+        if exact_numbers and not (new_numbers and detail is Detail.KNOWN):
+            exact_texts = [strings[number] for number in exact_numbers]
+            first = _FEW if detail is Detail.KNOWN else len(exact_texts)
+            if self._change(exact_texts[:first]) or (exact_texts[first:] and self._change(exact_texts[first:])):
+                new_numbers.update(exact_numbers)
+        has_rows = detail is Detail.ALL or (detail is Detail.KNOWN and not new_numbers)
+        rows = (
+            self._assembled(strings, decoded_rows, accepted, exact_numbers)
+            if has_rows
+            else pa.nulls(len(strings), self._row_type)
+        )
         if sparse_places := {place for place, reader in self._dense.items() if reader.is_sparse}:
             self.sparse |= sparse_places
             self._make()
@@ -238,7 +261,7 @@ class Decoder:
         if exact_numbers:
             parts.append(exact.rows(pa.array([strings[number] for number in exact_numbers], pa.string()), self.schema))
         if not parts:
-            return pa.nulls(len(strings), exact.result_type(self.schema))
+            return pa.nulls(len(strings), self._row_type)
         # The exact row wins if a document has both.
         places = {number: at for at, number in enumerate((*accepted, *exact_numbers))}
         order = pa.array([places.get(number) for number in range(len(strings))], pa.int64())

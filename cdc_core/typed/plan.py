@@ -129,7 +129,7 @@ def is_new(plan: Plan, texts: pa.Array) -> tuple[pa.BooleanArray, pa.BooleanArra
     """Which documents the plan's schema may not hold (false positives are possible), and which texts are not strictly
     valid JSON.
     """
-    typed_texts = decoder_of_plan(plan).typed(texts)
+    typed_texts = decoder_of_plan(plan).typed(texts, decoding.Detail.MARKS)
     return typed_texts.new, typed_texts.refused
 
 
@@ -159,7 +159,7 @@ def inference(
             if everything:
                 new, refused = texts.is_valid(), decoding.refused(texts)
             else:
-                typed_texts = decoder_of(schema_json, pins).typed(texts)
+                typed_texts = decoder_of(schema_json, pins).typed(texts, decoding.Detail.MARKS)
                 new, refused = typed_texts.new, typed_texts.refused
             count += new.true_count
             is_cut = most is not None and count > most
@@ -179,7 +179,7 @@ def new_marks(plan: Plan) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.Re
     def look(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             texts, marks, *_ = batch.columns
-            new = decoder_of(schema_json, pins).typed(texts).new
+            new = decoder_of(schema_json, pins).typed(texts, decoding.Detail.MARKS).new
             yield pa.RecordBatch.from_arrays([marks.filter(new)], names=["mark"])
 
     return look

@@ -13,7 +13,7 @@ from typing import TypeAlias
 import pyarrow as pa
 
 from cdc_core.schema.pins import Pin
-from cdc_core.typed.decoding import Decoder, TypedTexts, joined, slice_rows, without_collector
+from cdc_core.typed.decoding import Decoder, Detail, TypedTexts, joined, slice_rows, without_collector
 from cdc_core.typed.plan import decoder_of
 from pipelines import helper_processes
 
@@ -52,7 +52,7 @@ def _parts(decoder: Decoder, texts: pa.Array, *, until_new: bool = False) -> lis
 
         return helper_processes.shared(
             tasks,
-            lambda part: checked(decoder.typed(part)),
+            lambda part: checked(decoder.typed(part, Detail.KNOWN if until_new else Detail.ALL)),
             lambda helper, part: checked(_by_helper(helper, task, part)),
             helpers,
         )

@@ -202,7 +202,7 @@ class LocalDocuments:
             while self._next < len(texts) and new_bytes <= enough_bytes:
                 rows = self._ordered.slice(self._next, min(most_rows, decoder.portion(texts)))
                 self._next += rows.num_rows
-                typed_texts = decoder.part(rows["text"])
+                typed_texts = decoder.part(rows["text"], decoding.Detail.MARKS)
                 if typed_texts.new.true_count:
                     new_rows.append(rows.filter(typed_texts.new))
                     new_bytes += new_rows[-1]["text"].nbytes

@@ -136,7 +136,7 @@ def test_where_none_can_be_started_this_process_types_all(executable: str, monke
 
 def test_an_error_of_this_process_leaves_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     beside = decoder()
-    monkeypatch.setattr(beside, "part", lambda texts: 1 / 0)
+    monkeypatch.setattr(beside, "part", lambda *given: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         decoder_processes.typed(beside, drawn(2000))
     assert is_same(decoder_processes.typed(decoder(), drawn(2000)), decoder().typed(drawn(2000)))
