@@ -37,7 +37,7 @@ from cdc_core.schema.shape import Shape
 from cdc_core.typed import exact
 from cdc_core.typed.document_readers import DocumentReader, ReaderBuilder
 from cdc_core.typed.lessons import Lessons
-from cdc_core.typed.readers import ANY, Findings, Where, count_keys
+from cdc_core.typed.readers import ANY, Findings, NoneType, Where, count_keys
 
 SLICE = 1 << 20
 """Approximate bytes of text decoded at once, so that the results stay in the processor's cache."""
@@ -168,7 +168,7 @@ class Decoder:
         # document.
         values = self.schema.naming.values
         if self.schema.fields and (values.are_kept or not _holds_array(self.schema.struct)):
-            self.sparse |= self._lessons.unnameable(self._typed)
+            self.sparse |= self._lessons.irregular(self._typed)
             builder = ReaderBuilder(self.schema, self.pins, self._lessons, self.sparse)
             self._root = builder.document(self.schema.struct, (), ())
             self._dense = {place: reader for place, reader in builder.documents.items() if place not in self.sparse}
@@ -236,7 +236,7 @@ class Decoder:
                 findings.rescue(row, path, text)
         else:
             for item, reader, values, classes, place in self._root.members(structs, _root, findings):
-                if reader is not None:
+                if reader is not None and classes != {NoneType}:
                     arrays[(item.name,)] = reader.read(values, classes, place, findings)
         count = len(structs)
         columns = [

@@ -106,7 +106,9 @@ class DocumentReader(ColumnReader):
         structs, absent, laid_out = self.structs(values, classes, where, findings)
         members = [*self.members(structs, where, findings, laid_out)]
         arrays = [
-            pa.nulls(len(structs), field.type) if reader is None else reader.read(member_values, kinds, place, findings)
+            pa.nulls(len(structs), field.type)
+            if reader is None or kinds == {NoneType}
+            else reader.read(member_values, kinds, place, findings)
             for field, (_, reader, member_values, kinds, place) in zip(self._fields, members)
         ]
         mask = None if absent is None else pa.array(absent, pa.bool_())
@@ -187,7 +189,7 @@ class DocumentReader(ColumnReader):
         """Rescues the values of a learned key, at their places `where`."""
         if not classes - {NoneType}:
             return
-        if self._strangers[key] and not self._is_full:
+        if self._strangers.get(key) and not self._is_full:
             self._note_due(values, where, findings)
         for number, value in enumerate(values):
             if value is None:
@@ -220,8 +222,12 @@ def _present(values: list[Any], findings: Findings) -> tuple[list[Any], set[type
 class SparseReader(DocumentReader):
     """A document whose values are decoded key by key: absent fields cost nothing, and a key may have any characters.
 
-    A document with a key without a column, or a value that its column's decoder refuses, takes the exact path.
+    Values of keys without a column are rescued, as those of learned keys. A document takes the exact path with a value that its column's
+    decoder refuses, with a key that may be a wrapper's, and with one that may be pinned.
     """
+
+    has_pins = False
+    """Whether the settings pin a type below the document."""
 
     def _decoded(self, named: Sequence[tuple[str, ColumnReader]]) -> Any:
         self.struct = dict
@@ -243,27 +249,45 @@ class SparseReader(DocumentReader):
                 numbers, raws = raws_by_key[key]
                 numbers.append(number)
                 raws.append(raw)
+        for key in [key for key in raws_by_key if key not in self._decode]:
+            self._rescue_unknown(key, *raws_by_key.pop(key), where, laid_out, findings)
         columns = {key: self._column(key, len(structs), *entry, where, findings) for key, entry in raws_by_key.items()}
+        absent: tuple[list[Any], set[type]] = ([None] * len(structs), {NoneType})
         for item, keyed_reader in zip(self.type.fields, self._readers):
             place = of_field(where, item.name, laid_out)
             if keyed_reader is None:
                 yield item, None, [], set(), place
             else:
-                values, classes = columns.get(keyed_reader[0]) or ([None] * len(structs), {NoneType})
+                values, classes = columns.get(keyed_reader[0], absent)
                 yield item, keyed_reader[1], values, classes, place
         for key in self._strangers:
             if key in columns:
                 self._rescue_all(key, *columns[key], of_field(where, unescape_key(key), laid_out), findings)
+
+    def _rescue_unknown(
+        self,
+        key: str,
+        numbers: list[int],
+        raws: list[msgspec.Raw],
+        where: Where,
+        laid_out: Collection[int],
+        findings: Findings,
+    ) -> None:
+        """Rescues the values of a key that was not learned, in the documents with these numbers."""
+        findings.keys += len(raws)
+        is_plain = not key.startswith("$") and key not in self.type.by_name and (self._is_full or not self.has_pins)
+        decode = ANY.decode if is_plain else None
+        values = [self._alone(decode, raw, where(number)[0], findings) for number, raw in zip(numbers, raws)]
+        place = of_field(where, key, laid_out)
+        self._rescue_all(key, values, {*map(type, values)}, lambda number: place(numbers[number]), findings)
 
     def _column(
         self, key: str, count: int, numbers: list[int], raws: list[msgspec.Raw], where: Where, findings: Findings
     ) -> tuple[list[Any], set[type]]:
         """A key's values, None where absent, and their classes; adds them to `findings.keys`."""
         findings.keys += len(raws)
-        decode = self._decode.get(key)
+        decode = self._decode[key]
         try:
-            if decode is None:
-                raise msgspec.DecodeError
             present = [*map(decode, raws)]
         except (msgspec.DecodeError, RecursionError):
             present = [self._alone(decode, raw, where(number)[0], findings) for number, raw in zip(numbers, raws)]
@@ -339,8 +363,11 @@ class ReaderBuilder:
         }
         reader_class = SparseReader if is_sparse else DocumentReader
         is_full = not self._has_room or (bool(path) and len(type_.fields) >= evolution.MAX_FIELDS)
-        self.documents[place] = reader_class(type_, readers, strangers, is_due, is_full)
-        return self.documents[place]
+        reader = reader_class(type_, readers, strangers, is_due, is_full)
+        if isinstance(reader, SparseReader):
+            reader.has_pins = self._may_be_pinned(path)
+        self.documents[place] = reader
+        return reader
 
     def _may_be_pinned(self, path: tuple[str, ...]) -> bool:
         return any(pin_path[: len(path)] == path for pin_path in self._pins)

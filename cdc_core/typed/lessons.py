@@ -23,7 +23,10 @@ key by key.
 """
 
 FREQUENT = 8
-"""A place is decoded key by key if one document in so many has a key there that a struct cannot have."""
+"""A place is decoded key by key if one document in so many has a key there that a struct cannot have, or that was not learned before."""
+
+_MANY = 50
+"""The documents with keys that were not learned before, at least: fewer may show all of a place's keys."""
 
 
 @dataclass
@@ -34,6 +37,8 @@ class Lesson:
     wrappers: set[str] = field(default_factory=set)
     unnameable: int = 0
     """The number of documents with a key that a struct cannot have."""
+    unlearned: int = 0
+    """The number of documents with a key without a column that no document before had."""
 
 
 class Lessons:
@@ -42,9 +47,13 @@ class Lessons:
     def __init__(self) -> None:
         self.at: dict[Steps, Lesson] = {}
 
-    def unnameable(self, documents: int) -> set[Steps]:
-        """The places where many of so many documents have keys that a struct cannot have."""
-        return {place for place, lesson in self.at.items() if lesson.unnameable * FREQUENT >= max(1, documents)}
+    def irregular(self, documents: int) -> set[Steps]:
+        """The places where many of so many documents have keys that a struct cannot have, or ever new ones."""
+        return {
+            place
+            for place, lesson in self.at.items()
+            if max(lesson.unnameable, lesson.unlearned if lesson.unlearned >= _MANY else 0) * FREQUENT >= max(1, documents)
+        }
 
     def learn(self, value: Any, type_: ColumnType, place: Steps = ()) -> None:
         """Records what a document shows beyond the schema."""
@@ -65,18 +74,21 @@ class Lessons:
     def _learn_fields(self, value: dict[str, Any], type_: Struct, place: Steps) -> None:
         if not all(map(NAMEABLE.fullmatch, value)):
             self._lesson(place).unnameable += 1
+        known_keys = self.at[place].keys.keys() if place in self.at else ()
+        unlearned_keys = []
         for key, item in value.items():
             name = unescape_key(key)
             known_field = type_.by_name.get(name)
             if known_field is not None:
                 self.learn(item, known_field.type, (*place, name))
             is_expected = known_field is not None and escape_key(name) == key
-            if not is_expected and key not in WRAPPERS:
-                lesson = self._lesson(place)
-                # Each key becomes a member of the struct for every later document: unbounded keys (ids) must not slow
-                # them all down.
-                if len(lesson.keys) < LEARNED:
-                    lesson.keys[key] = None
+            if not is_expected and key not in WRAPPERS and key not in known_keys:
+                unlearned_keys.append(key)
+        if unlearned_keys:
+            lesson = self._lesson(place)
+            lesson.unlearned += 1
+            # Each key becomes a member of the struct for every later document: unbounded keys (ids) must not slow them all down.
+            lesson.keys.update(dict.fromkeys(unlearned_keys[: max(0, LEARNED - len(lesson.keys))]))
 
     def _lesson(self, place: Steps) -> Lesson:
         return self.at.setdefault(place, Lesson())
