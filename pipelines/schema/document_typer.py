@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc_core.schema import evolution
-from cdc_core.typed.decoding import Decoder
+from cdc_core.typed.decoding import Decoder, without_collector
 from pipelines.delta import table_schema
 from pipelines.schema import batch_evolution, decoder_processes, looks
 
@@ -31,6 +31,7 @@ class DocumentTyper:
     options: CollectionSettings
     _decoder: Decoder | None = field(default=None, repr=False)
 
+    @without_collector()
     def typed(
         self,
         texts: pa.Array,
