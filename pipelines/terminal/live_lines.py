@@ -219,7 +219,8 @@ def described(now: CaptureProgress, *, rate: float) -> str:
     parts = []
     if now.snapshot is not None and now.snapshot.seconds_left != 0:
         parts.append(snapshot_line(now.snapshot))
-    lag = "" if now.lag_seconds is None else f", {now.lag_seconds:.0f} s behind"
+    # The lag is that of the last commit: it says nothing about a stream that has been quiet since.
+    lag = f", {now.lag_seconds:.0f} s behind" if rate and now.lag_seconds is not None else ""
     parts.append(f"stream: {now.events:,} events, {rate:,.0f}/s{lag}")
     if now.reconnects:
         parts.append(f"{now.reconnects} reconnects")

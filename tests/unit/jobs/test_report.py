@@ -60,6 +60,11 @@ def test_progress_tells_the_snapshot_and_the_stream() -> None:
     )
 
 
+def test_a_quiet_stream_is_not_behind() -> None:
+    """The lag is the last commit's: with no event since, the line said "30 s behind" while nothing waited."""
+    assert live_lines.described(CaptureProgress(events=5, lag_seconds=30.0), rate=0.0) == "stream: 5 events, 0/s"
+
+
 NAME = "shop.a[/b] [red] :apple:"
 """A collection's name that looks like Rich markup."""
 
