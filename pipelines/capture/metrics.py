@@ -133,9 +133,14 @@ class Metrics:
     def families(self, *, now: float) -> Iterator[Metric]:
         """All metrics at the time `now`, in seconds since 1970."""
         labels = {"plugin": "mongodb", "name": self.name}
+        families: dict[str, Metric] = {}
         for context, values in (("streaming", _streaming(self.streaming, now)), ("snapshot", self._snapshot(now))):
             for name, value in values.items():
-                yield _family(name, value, {**labels, "context": context})
+                family = _family(name, value, {**labels, "context": context})
+                # One group per name, as the format asks.
+                if (group := families.setdefault(name, family)) is not family:
+                    group.samples += family.samples
+        yield from families.values()
         yield _gauge("medallion_commits", "Bronze commits since the service started.", self.name, self.commits)
         yield _gauge("medallion_restarts", "Starts after a temporary error.", self.name, self.restarts)
         if self.headroom_hours is not None:

@@ -62,6 +62,12 @@ def test_every_attribute_of_the_connector_is_told_or_left_out_with_a_reason(cont
     assert kept - by_collection <= labelled <= kept
 
 
+def test_all_samples_of_a_name_are_one_group() -> None:
+    """As Prometheus' text format asks: `promtool check metrics` refuses a second TYPE line of a name that streaming and snapshot share."""
+    names = [family.name for family in metrics.Metrics("shop").families(now=0)]
+    assert sorted(names) == sorted(set(names))
+
+
 def test_commits_are_counted_whoever_brings_them() -> None:
     """Snapshots and heartbeats also commit. A restart continues the count."""
     found = metrics.Metrics("shop")
