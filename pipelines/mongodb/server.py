@@ -48,16 +48,22 @@ def server_info(connection: pymongo.MongoClient[Any]) -> ServerInfo:
 
 
 def _refuse_other_sets(connection: pymongo.MongoClient[Any]) -> None:
-    """Raise `SourceUnsuitable` if all servers of the connection string answer, and none is of its `replicaSet`."""
+    """Raise `SourceUnsuitable` if all servers of the connection string answer, and none is of its `replicaSet`.
+
+    Raises `SourceUnreachable` if one belongs to a replica set without a configuration.
+    """
     wanted = connection.options.replica_set_name
-    if wanted is None:
-        return
     hello: dict[str, Any] = {}
     try:
         for server in mongodb.seeds(connection):
             hello = server.admin.command("hello")
-            # Without a name, but started with --replSet: it may not have read its configuration yet.
-            if hello.get("setName") == wanted or hello.get("isreplicaset"):
+            if hello.get("isreplicaset"):
+                # Temporary: a server that starts has not read its configuration yet.
+                raise errors.SourceUnreachable(
+                    "connecting to MongoDB: the server was started with --replSet, and has no configuration yet; if it is "
+                    "new, run rs.initiate() on it, or else wait"
+                )
+            if wanted is None or hello.get("setName") == wanted:
                 return
     except driver.PyMongoError:
         return
