@@ -61,7 +61,7 @@ def show(spark: SparkSession, settings: Settings, folder: Path, *, screen: Conso
 
 def _best(spark: SparkSession, settings: Settings) -> Table:
     table = Table(
-        title="SQL model customer_totals: customers with the highest total",
+        title="SQL model customer_totals: highest totals",
         title_justify="left",
         title_style="bold",
         box=box.SIMPLE_HEAD,

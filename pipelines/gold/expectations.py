@@ -277,7 +277,9 @@ class _Outcome:
 def _refusal(table: str, failed: Sequence[_Outcome]) -> errors.MedallionError:
     """The error for expectations that were not met, with counts and keys but no values; `Unjudged` if only Spark failed."""
     kind = errors.Unjudged if all(outcome.judged.passes for outcome in failed) else errors.GateFailed
-    lines = [f"{table}: the new version is not published, the last good one stays; ops/expectations has the results"]
+    lines = [
+        f"{table}: the new version is not published, the last good one (if any) stays; ops/expectations has the results"
+    ]
     for outcome in failed:
         result = outcome.judged
         if result.failure is not None:

@@ -74,7 +74,7 @@ def test_a_refused_version_of_a_model_leaves_the_last_good_one(spark: SparkSessi
         shop.run(audit=gate, judged=judged)
     assert refused.value.exit_code == 3
     assert str(refused.value).splitlines() == [
-        "totals: the new version is not published, the last good one stays; ops/expectations has the results",
+        "totals: the new version is not published, the last good one (if any) stays; ops/expectations has the results",
         "  expect_column_values_to_be_between of total: 1 of 1 changed rows do not meet it, for example with the keys 1",
     ]
     assert shop.rows("totals") == {(1, 5), (2, 60)}
