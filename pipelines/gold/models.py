@@ -19,7 +19,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -421,7 +421,9 @@ class _ModelsRun:
     def note_refusal(self, model: sql_model.Model, error: errors.MedallionError) -> None:
         """Remember a refusal that is due to the rows or the query; other errors may have passed in the next run."""
         if isinstance(error, (errors.GateFailed, errors.SettingsError)) or type(error) is errors.DecisionNeeded:
-            self.judged[model.name] = ModelVerdict(self._made_from(model), is_refused=True)
+            # Its tables are read: where that is what failed, it fails again, and the other models are still to be made.
+            with suppress(Exception):
+                self.judged[model.name] = ModelVerdict(self._made_from(model), is_refused=True)
 
     def made(self, model: sql_model.Model) -> ModelResult:
         """Publish one model from the pinned versions of its tables."""

@@ -98,6 +98,30 @@ def test_a_model_that_fails_keeps_no_other_from_being_made(
     assert raised.value.exit_code == exit_code and "Jane" not in str(raised.value)
 
 
+def test_a_table_that_cannot_be_read_stops_only_the_models_over_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its log is damaged, which a person must mend. To remember the refusal its position was read again, and that error ended the run."""
+    chosen = settings.parse({**SETTINGS, "lakehouse": {"root": str(tmp_path)}})
+    damaged = errors.DecisionNeeded("gold/shop/orders: this entry of the table's log is damaged")
+
+    def unreadable(*_: Any) -> Any:
+        raise damaged
+
+    def made(self: Any, model: sql_model.Model) -> models.ModelResult:
+        names.append(model.name)
+        return models.ModelResult(model.name, *(("whole", 1, 1, 0.0) if model.name == "alone" else unreadable()))
+
+    names: list[str] = []
+    texts = {"totals": "SELECT * FROM {{ ref('shop.orders') }}", "alone": "SELECT 2 AS n"}
+    found = [sql_model.parse(name, text, where=name) for name, text in texts.items()]
+    monkeypatch.setattr(models._ModelsRun, "made", made)
+    monkeypatch.setattr(models, "ordered", lambda *_: SimpleNamespace(models=found, problems=()))
+    monkeypatch.setattr(models.delta, "exists", lambda *_: False)
+    monkeypatch.setattr(ModelInputs, "table", unreadable)
+    with pytest.raises(errors.DecisionNeeded, match="damaged"):
+        models.run(without_spark.SPARK, chosen)
+    assert names == ["totals", "alone"]
+
+
 def test_a_model_over_a_history_waits_for_its_collection(tmp_path: Path) -> None:
     """Also before its first event: the settings announce it. A history of another collection does not exist."""
     chosen = settings.parse(
