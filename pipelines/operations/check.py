@@ -151,12 +151,13 @@ def _lakehouse(settings: Settings, session: Callable[[], SparkSession] | None) -
 def _folder(root: str) -> Finding | None:
     """What is wrong with a local root."""
     path = local_log.folder(tables.TableRef.at(root)) or Path()
-    folder = next(parent for parent in (path, *path.parents) if parent.exists())
+    # Not by Path's methods, which raise where a folder cannot be looked into.
+    folder = next(parent for parent in (path, *path.parents) if os.path.exists(parent))
     mend = "choose another lakehouse.root"
-    if not folder.is_dir():
+    if not os.path.isdir(folder):
         message = f"{folder} is not a folder"
         return Finding("lakehouse", CheckVerdict.WRONG, message, mend, errors.SettingsError(message))
-    if not os.access(folder, os.W_OK):
+    if not os.access(folder, os.W_OK | os.X_OK):
         mend = f"give this user write access, or {mend}"
         return Finding("lakehouse", CheckVerdict.WRONG, f"{folder} is not writable", mend, errors.DecisionNeeded())
     return None
@@ -187,11 +188,12 @@ def _signal_file(source: Source) -> Iterator[Finding]:
     file = Path(source.signal_file)
     if SignalChannel.FILE not in source.signal_enabled_channels:
         return
-    if not file.parent.is_dir():
-        message = f"there is no folder {file.parent} for signal.file"
+    is_closed = not os.access(file.parent, os.X_OK)
+    if not os.path.isdir(file.parent):
+        message = f"there is no folder {file.parent} for signal.file, or it cannot be looked into"
         mend = "create it; no shell replaces ~ or $NAME here, and a relative path begins at the capture's working directory"
         yield Finding("signals", CheckVerdict.WARNING, message, mend)
-    elif file.exists() and not (file.is_file() and os.access(file, os.R_OK | os.W_OK)):
+    elif is_closed or (os.path.exists(file) and not (os.path.isfile(file) and os.access(file, os.R_OK | os.W_OK))):
         message = f"signal.file is not a file that this user can read and write: {file}"
         yield Finding("signals", CheckVerdict.WARNING, message, "the capture removes the signals that it has handled")
 

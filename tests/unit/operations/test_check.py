@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
+import os
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -102,7 +104,7 @@ def test_options_that_the_driver_leaves_out_are_told_without_their_values(tmp_pa
 @pytest.mark.parametrize(
     ("file", "found"),
     [
-        ("~/signals.txt", ["there is no folder ~ for signal.file"]),
+        ("~/signals.txt", ["there is no folder ~ for signal.file, or it cannot be looked into"]),
         ("{}", ["signal.file is not a file that this user can read and write: {}"]),
         ("{}/signals.txt", []),
     ],
@@ -112,6 +114,31 @@ def test_a_file_of_signals_that_cannot_be_used_is_told(tmp_path: Path, file: str
     source = SOURCE | {"signal.enabled.channels": "file", "signal.file": file.format(tmp_path)}
     chosen = settings.parse({"name": "shop", "lakehouse": {"root": str(tmp_path)}, "source": source}).source
     assert [each.found for each in check._signal_file(chosen)] == [each.format(tmp_path) for each in found]
+
+
+def test_a_folder_that_this_user_may_not_look_into_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of another user, say. The error of the look ended the command, without the findings about anything else."""
+    closed = tmp_path / "closed"
+    closed.mkdir()
+    look, is_allowed = os.stat, os.access
+
+    def looked(path: Any, **options: Any) -> os.stat_result:
+        if closed in Path(path).parents:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return look(path, **options)
+
+    monkeypatch.setattr(os, "stat", looked)
+    monkeypatch.setattr(os, "access", lambda path, mode: is_allowed(path, mode) and Path(path) != closed)
+    found = check._folder(f"{closed}/lakehouse")
+    assert found is not None and (found.verdict, found.found) == (WRONG, f"{closed} is not writable")
+    told = {
+        closed / "signals.txt": f"signal.file is not a file that this user can read and write: {closed}/signals.txt",
+        closed / "a/signals.txt": f"there is no folder {closed}/a for signal.file, or it cannot be looked into",
+    }
+    for file, message in told.items():
+        source = SOURCE | {"signal.enabled.channels": "file", "signal.file": str(file)}
+        chosen = settings.parse({"name": "shop", "lakehouse": {"root": str(tmp_path)}, "source": source}).source
+        assert [each.found for each in check._signal_file(chosen)] == [message]
 
 
 @pytest.mark.parametrize(
