@@ -151,11 +151,15 @@ class TableProgressReader:
         return time.monotonic() < until and not self.is_stopped()
 
     def position(self) -> int:
-        """The batch up to which the table is at least applied."""
+        """The batch up to which the table is at least applied; 0 if its batches are another bronze's, or it is ahead of its silver table, from
+        which it will be rewritten."""
         if self.layer is Layer.BRONZE:
             return position_of(self.spark, self.bronze).batch
         to = table_history.standing(self.spark, self.table).metadata.get("to")
-        return to if isinstance(to, int) else 0
+        # After the table's own position, which silver's is never behind. Gold does not name the bronze log: it follows silver.
+        silver = registry.silver_position(self.spark, self.silver)
+        is_of_other = silver.is_of_other(bronze_log.newest(self.spark, self.bronze).log)
+        return to if isinstance(to, int) and to <= silver.to and not is_of_other else 0
 
     def generation(self) -> str:
         """The generation of silver's rows from which the table was made."""

@@ -321,6 +321,32 @@ def test_a_table_is_judged_by_the_columns_that_it_has(tmp_path: Path, monkeypatc
             assert columns(verify.Layer.SILVER) == ["_id", "m", "n"]
 
 
+def test_batches_of_another_bronze_are_not_taken_for_those_of_this_one(tmp_path: Path) -> None:
+    """Bronze was removed and captured again, with fewer batches: what is in it counted as applied, and each document that had changed as one
+    that differs for good. So it is in gold until it is rewritten from a silver table that was rebuilt."""
+
+    def positions() -> list[int]:
+        given: Any = (hop.layout, hop.bronze, None)
+        readers = (
+            table_progress.TableProgressReader(without_spark.SPARK, cast("Any", None), name, layer, *given)
+            for layer in (verify.Layer.SILVER, verify.Layer.GOLD)
+        )
+        return [each.position() for each in readers]
+
+    name = Namespace(bronze_rows.DB, "t")
+    with without_spark.running():
+        hop = without_spark.Hop(tmp_path)
+        for number in range(3):
+            hop.append((number, bson.encode({"_id": number})))
+        hop.run()
+        assert positions() == [3, 3]
+        hop.log = "two"
+        hop.append((9, bson.encode({"_id": 9})))
+        assert positions() == [0, 0]
+        Writer.claim(without_spark.SPARK, hop.silver_table).mark(to=1, extra={"log": "two", "generation": "b"})
+        assert positions() == [1, 0]
+
+
 def test_rows_that_wait_are_no_success() -> None:
     """Nobody can tell whether they equal the source: the error is temporary. Differences take precedence."""
     waiting, different = result("shop.a", waiting=2), result("shop.b", different=1)
