@@ -289,8 +289,6 @@ class _SilverRun:
                 log.warning(
                     "%s: its table was restored, repaired or removed; applying the events again that it lacks", namespace
                 )
-                # A table that was restored may have rescued values of before its rebuild.
-                self.retyped.discard(namespace)
                 self._reread(namespace)
 
     def _is_behind(self, namespace: registry.Namespace, to: int) -> bool:
@@ -322,6 +320,8 @@ class _SilverRun:
 
     def _reread(self, namespace: registry.Namespace) -> bool:
         """Release a collection's table, and read it again; whether it could be read."""
+        # It may have rescued values that were not looked at: of before its rebuild, if it was restored, or of commits before the failure.
+        self.retyped.discard(namespace)
         self._release(namespace)
         return self.positions.reread(namespace)
 

@@ -658,6 +658,28 @@ def test_all_rows_of_a_table_that_was_restored_are_looked_at_for_rescued_values(
     assert looked_at_after == [0, 1, 0]
 
 
+def test_after_a_failure_all_rows_are_looked_at_for_rescued_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its events are committed by then, and the next round begins after them: what they rescued stayed so until the next start."""
+    looked_at_after: list[int] = []
+
+    def rebuilt(of: Any, _: object, position: registry.SilverPosition, *, after: int, stop: object) -> Any:
+        looked_at_after.extend([after] * (of.namespace.collection == "t"))
+        if len(looked_at_after) == 2:
+            raise errors.StoreUnreachable("for a moment")
+        return position
+
+    monkeypatch.setattr(silver.silver_rebuild, "rebuilt_for_rescued", rebuilt)
+    with without_spark.running():
+        hop = Hop(tmp_path, **{"schema.on.conflict": "retype"})
+        hop.append((1, bson.encode({"_id": 1})), collection="u")  # a run ends where all collections have failed
+        service = hop.silver_run()
+        for number in range(3):
+            hop.append((number, bson.encode({"_id": number})))
+            service.run_round()
+        service.close()
+    assert looked_at_after == [0, 2, 0]
+
+
 def test_a_rebuild_for_rescued_values_that_was_refused_is_not_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
