@@ -18,7 +18,7 @@ from pipelines.schema.document_typer import DocumentTyper
 
 @pytest.mark.parametrize("step", [1, 25])
 def test_no_rows_are_made_of_documents_before_the_schema_holds_them(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A batch with new fields was typed by the exact path three times: twice for a look at which documents are new."""
+    """The rows that the looks for new documents made, on the exact path, were thrown away."""
     counts: list[int] = []
     made = exact.rows
 
