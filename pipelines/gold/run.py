@@ -187,8 +187,8 @@ class _GoldRun:
     known: registry.KnownCollections = field(default_factory=registry.KnownCollections)
     """The collections as they were read last."""
     refused: dict[registry.Namespace, _Refusal] = field(default_factory=dict)
-    empty: dict[registry.Namespace, int] = field(default_factory=dict)
-    """Collections without a document and without a gold table, with the version of silver in which that was found."""
+    empty: dict[registry.Namespace, registry.SilverPosition] = field(default_factory=dict)
+    """Collections without a document and without a gold table, with silver's position, of which a new table has another at the same version."""
     switched: set[registry.Namespace] = field(default_factory=set)
     failures: parallel.Failures = field(default_factory=parallel.Failures)
     sources: dict[registry.Namespace, in_process.SourceFiles | None] = field(default_factory=dict)
@@ -381,7 +381,7 @@ class _GoldRun:
         if refusal is not None and refusal.version == silver.version:
             return None
         work = current.GoldWork(namespace, silver, self._position(namespace, silver))
-        if work.gold.to is None and self.empty.get(namespace) == silver.version:
+        if work.gold.to is None and self.empty.get(namespace) == silver:
             return None
         return work if work.is_rewrite or work.gold.to != silver.to else None
 
@@ -453,7 +453,7 @@ class _GoldRun:
         if gold not in self.claims and work.gold.to is None and not delta.exists(spark, gold):
             first_load = None if sources is None else in_process.first_load(table, sources)
             if table.is_empty if first_load is None else first_load.count == 0:
-                self.empty[work.namespace] = work.silver.version
+                self.empty[work.namespace] = work.silver
                 return None
             table.judge(gold)
             schema = table.wanted(False) if first_load is None else first_load.columns

@@ -188,3 +188,18 @@ def test_a_collection_without_documents_is_not_loaded_at_every_look(hop: Hop, mo
     hop.silver()
     assert [each.changed for each in service.published()] == [1]
     service.close()
+
+
+def test_a_silver_that_begins_anew_is_not_taken_for_the_one_without_documents(hop: Hop) -> None:
+    """Its versions begin at 0 again: the one in which the table before it was empty may be one with documents now."""
+    hop.append((1, bson.encode({"_id": 1})), (1, None), collection="u")
+    hop.silver()
+    service = hop.gold_run()
+    service.published()
+    folder = local_log.folder(hop.layout.silver(bronze_rows.DB, "u"))
+    assert folder is not None
+    shutil.rmtree(folder)
+    hop.append((2, bson.encode({"_id": 2})), collection="u")
+    hop.silver()
+    assert [each.changed for each in service.published()] == [1]
+    service.close()
