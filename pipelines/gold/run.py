@@ -148,9 +148,9 @@ names those that it has changed."""
 
 @dataclass(frozen=True)
 class _Refusal:
-    """The error for which a table made from silver at `version` was refused."""
+    """The error for which a table made from silver at this position was refused."""
 
-    version: int
+    silver: registry.SilverPosition
     error: errors.GateFailed | errors.SettingsError
 
 
@@ -378,7 +378,7 @@ class _GoldRun:
             return None
         refusal = self.refused.get(namespace)
         # The same rows would be refused again.
-        if refusal is not None and refusal.version == silver.version:
+        if refusal is not None and refusal.silver == silver:
             return None
         work = current.GoldWork(namespace, silver, self._position(namespace, silver))
         if work.gold.to is None and self.empty.get(namespace) == silver:
@@ -436,7 +436,7 @@ class _GoldRun:
                 result = self._published(spark, work, stack)
         except (errors.GateFailed, errors.SettingsError) as error:
             log.warning("%s", str(error).partition("\n")[0])
-            self.refused[work.namespace] = _Refusal(work.silver.version, error)
+            self.refused[work.namespace] = _Refusal(work.silver, error)
             return None
         self._release_idle(spark, work, work.gold.to or 0, 0 if result is None else result.changed)
         return result
