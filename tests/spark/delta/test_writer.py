@@ -182,7 +182,7 @@ def test_a_compaction_takes_no_rows_that_it_has_not_read(spark: SparkSession, ta
     for number in range(2):
         writer.append_arrow(rows(number), to=number)
     held = live_files.LiveFiles(Path(table.label))
-    assert held.at(writer.version) and len(held.files()) == 2
+    assert held.move_to(writer.version) and len(held.files()) == 2
     assert writer.compact_files(held.files()) is None
     assert writer.live is not None and writer.live.move_to(writer.version)
     assert writer.compact_files(held.files()) is not None
