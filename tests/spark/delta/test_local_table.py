@@ -78,7 +78,7 @@ def test_what_only_delta_can_tell_is_left_to_it(
         return sorted(delta.data_files(spark, tables.TableRef.at(str(tmp_path / "t"))) or (), key=lambda file: file.name)
 
     files_here = files()
-    monkeypatch.setattr(live_files.LiveFiles, "at", lambda *_: False)
+    monkeypatch.setattr(live_files.LiveFiles, "move_to", lambda *_: False)
     assert files_here and files_here == files()
 
 
