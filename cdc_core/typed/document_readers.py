@@ -63,6 +63,9 @@ class DocumentReader(ColumnReader):
     struct: type[Any]
     """The class of decoded documents."""
 
+    has_pins = False
+    """Whether the settings pin a type at or below the document."""
+
     def __init__(
         self,
         type_: Struct,
@@ -226,9 +229,6 @@ class SparseReader(DocumentReader):
     decoder refuses, with a key that may be a wrapper's, and with one that may be pinned.
     """
 
-    has_pins = False
-    """Whether the settings pin a type below the document."""
-
     def _decoded(self, named: Sequence[tuple[str, ColumnReader]]) -> Any:
         self.struct = dict
         self._decode = {key: msgspec.json.Decoder(any_of(reader.hint, NoneType)).decode for key, reader in named}
@@ -363,10 +363,8 @@ class ReaderBuilder:
         }
         reader_class = SparseReader if is_sparse else DocumentReader
         is_full = not self._has_room or (bool(path) and len(type_.fields) >= evolution.MAX_FIELDS)
-        reader = reader_class(type_, readers, strangers, is_due, is_full)
-        if isinstance(reader, SparseReader):
-            reader.has_pins = self._may_be_pinned(path)
-        self.documents[place] = reader
+        reader = self.documents[place] = reader_class(type_, readers, strangers, is_due, is_full)
+        reader.has_pins = self._may_be_pinned(path)
         return reader
 
     def _may_be_pinned(self, path: tuple[str, ...]) -> bool:

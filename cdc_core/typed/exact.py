@@ -57,8 +57,7 @@ def _columns(documents: Sequence[dict[str, Any] | None], type_: pa.StructType) -
     """The documents as a struct of this type; columns that none of them has cost nearly nothing."""
     names = set().union(*filter(None, documents))
     present = pa.array(documents, pa.struct([item for item in type_ if item.name in names]))
-    arrays = dict(zip((item.name for item in present.type), map(present.field, range(present.type.num_fields))))
-    columns = [arrays[item.name] if item.name in names else pa.nulls(len(documents), item.type) for item in type_]
+    columns = [present.field(item.name) if item.name in names else pa.nulls(len(documents), item.type) for item in type_]
     return pa.StructArray.from_arrays(columns, fields=[*type_], mask=present.is_null())
 
 

@@ -188,7 +188,7 @@ class _GoldRun:
     """The collections as they were read last."""
     refused: dict[registry.Namespace, _Refusal] = field(default_factory=dict)
     empty: dict[registry.Namespace, registry.SilverPosition] = field(default_factory=dict)
-    """Collections without a document and without a gold table, with silver's position, of which a new table has another at the same version."""
+    """Collections without a document and without a gold table, and silver's position at which that was found."""
     switched: set[registry.Namespace] = field(default_factory=set)
     failures: parallel.Failures = field(default_factory=parallel.Failures)
     sources: dict[registry.Namespace, in_process.SourceFiles | None] = field(default_factory=dict)
