@@ -241,20 +241,22 @@ def adopt(spark: SparkSession, table: tables.TableRef, *, other: tables.TableRef
 def dismiss(spark: SparkSession, table: tables.TableRef, *, before_ms: int, applied: int) -> int:
     """Delete the facts of events from before a time (ms since 1970) whose stay ended in a batch up to `applied`; the number of events.
 
-    In one commit: an older fact that remained would hold its event again. Raises `CommitConflict`.
+    In one commit: an older fact that remained would hold its event again. A newer one, of a range that holds the event again
+    meanwhile, stays. Raises `CommitConflict`.
     """
     ended_facts = quarantine_rules.current(spark.table(str(table))).where(
         quarantine_rules.is_ending() & (F.col("ts_ms") < before_ms) & (F.col("to") <= applied)
     )
     view = f"ended_{uuid.uuid4().hex[:8]}"
     same = " AND ".join(f"t.`{name}` <=> s.`{name}`" for name in quarantine_rules.IDENTITY)
-    with query_execution.held(ended_facts.select(*quarantine_rules.IDENTITY)) as identities:
-        count = identities.count()
+    with query_execution.held(ended_facts.select(*quarantine_rules.IDENTITY, "to")) as endings:
+        count = endings.count()
         if count:
-            identities.createOrReplaceTempView(view)
+            endings.createOrReplaceTempView(view)
+            matched = f"{same} AND t.`to` <= s.`to`"
             try:
                 with table_errors.translating(table):
-                    spark.sql(f"MERGE INTO {table} AS t USING {view} AS s ON {same} WHEN MATCHED THEN DELETE").collect()
+                    spark.sql(f"MERGE INTO {table} AS t USING {view} AS s ON {matched} WHEN MATCHED THEN DELETE").collect()
             finally:
                 spark.catalog.dropTempView(view)
         return count

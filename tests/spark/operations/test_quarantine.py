@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from cdc_core.tables import layout as tables
 from cdc_core.typed import exact
 from pipelines.bronze import log as bronze_table
 from pipelines.bronze import quarantine_table
-from pipelines.delta import table_history
+from pipelines.delta import ops_tables, table_history
 from pipelines.delta.writer import Writer
 from pipelines.operations import quarantine as quarantines
 from pipelines.silver import tables as silver_tables
@@ -471,6 +472,28 @@ def test_replay(spark: SparkSession, layout: tables.Layout, held: tables.Layout)
     assert restored == quarantines.ReplayResult(2, 4)
     assert applied(spark, layout, 3, 4) == ["token-2", "token-3"]
     assert [each.resume_token for each in quarantines.listed(spark, table)] == ["token-4"]
+
+
+def test_a_fact_that_comes_beside_maintenance_stays(
+    spark: SparkSession, layout: tables.Layout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An event whose stay ended is held again, by a replay that could not be read, after maintenance has listed the endings."""
+    filled(spark, layout, [event(4, "c", text="{", ts_ms=1)])
+    applied(spark, layout, 0, 2)
+    table = layout.quarantine("shop", "orders")
+    (fact,) = spark.table(str(table)).collect()
+    quarantine_table.supersede(spark, table, before=sequence(9), to=3)
+    again = spark.createDataFrame([fact], spark.table(str(table)).schema).withColumn("to", F.lit(4).cast("bigint"))
+
+    @contextlib.contextmanager
+    def held_and_appended(df: DataFrame) -> Iterator[DataFrame]:
+        rows = df.localCheckpoint()
+        ops_tables.append(again, table)
+        yield rows
+
+    monkeypatch.setattr(quarantine_table.query_execution, "held", held_and_appended)
+    assert quarantine_table.dismiss(spark, table, before_ms=2**62, applied=3) == 1
+    assert [(row.resume_token, row.to) for row in spark.table(str(table)).collect()] == [("token-4", 4)]
 
 
 @pytest.mark.journey
