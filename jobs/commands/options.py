@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 _config = click.option(
     "--config",
+    envvar="MEDALLION_CONFIG",
+    show_envvar=True,
     required=True,
     metavar="FILE",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),

@@ -74,6 +74,22 @@ def raising(monkeypatch: pytest.MonkeyPatch, settings_file: Path):
     return run
 
 
+def test_the_environment_may_name_the_settings_file(
+    monkeypatch: pytest.MonkeyPatch, settings_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Messages name commands without `--config`, to be copied; the option wins over `MEDALLION_CONFIG`."""
+    seen: list[str] = []
+    monkeypatch.setattr(inspection.check, "callback", lambda **given: seen.append(given["config"].name))
+    monkeypatch.setenv("MEDALLION_CONFIG", str(settings_file))
+    other = settings_file.with_name("other.yml")
+    other.touch()
+    assert command_line.main(["check"]) == command_line.main(["check", "--config", str(other)]) == 0
+    assert seen == [settings_file.name, other.name]
+    monkeypatch.setenv("MEDALLION_CONFIG", "missing.yml")
+    assert command_line.main(["check"]) == 2
+    assert "missing.yml" in capsys.readouterr().err
+
+
 def test_help_lists_every_command_with_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
     """`--help` names each command once, with its whole first sentence, and shows examples and exit codes."""
     assert command_line.main(["--help"]) == 0
@@ -130,8 +146,11 @@ def test_help_answers_at_once() -> None:
 @pytest.mark.parametrize(
     "arguments", (["captur"], ["capture"], ["capture", "--config", "missing.yml"], ["status", "--jsn"], [])
 )
-def test_wrong_arguments_end_with_two(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_arguments_end_with_two(
+    arguments: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A misspelt command or option, or a missing file, is reported on stderr with exit code 2."""
+    monkeypatch.delenv("MEDALLION_CONFIG", raising=False)
     assert command_line.main(arguments) == 2
     shown = capsys.readouterr()
     assert shown.err and not shown.out
