@@ -242,7 +242,7 @@ def _surplus_files(writer: Writer) -> int:
     folder = local_log.folder(writer.table)
     size = None if folder is None else local_log.size(folder)
     live = writer.live
-    if folder is None and live is not None and live.move_to(writer.version):
+    if size is None and live is not None and live.move_to(writer.version):
         sizes = [each["size"] for each in live.files()]
         size = local_log.TableSize(len(sizes), sum(sizes))
     return _surplus(size)

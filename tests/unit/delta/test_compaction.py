@@ -1,0 +1,29 @@
+"""Compaction by the writers of silver and gold, in this process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import bson
+
+from pipelines.delta import live_files, local_log, maintenance
+from tests.harness import without_spark
+from tests.harness.without_spark import Hop
+
+
+def test_a_table_without_checksum_files_is_compacted(tmp_path: Path) -> None:
+    """Delta's `spark.databricks.delta.writeChecksumFile.enabled` may be off: the size is then that of the live files."""
+    with without_spark.running():
+        hop = Hop(tmp_path)
+        silver, gold = hop.silver_run(), hop.gold_run()
+        for number in range(2 * maintenance.MANY_FILES):
+            hop.append((number, bson.encode({"_id": number, "v": 1})))
+            silver.run_round()
+            gold.published()
+        for table in (hop.silver_table, hop.gold_table):
+            folder = local_log.folder(table)
+            assert folder is not None and local_log.size(folder) is None
+            live = live_files.LiveFiles(folder)
+            assert live.move_to_newest()
+            assert len(live.files()) <= maintenance.MANY_FILES
+            assert live.row_count() == 2 * maintenance.MANY_FILES
