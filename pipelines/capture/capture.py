@@ -168,14 +168,8 @@ class Capture:
         if existing.position is None:  # later the stream goes on, and silver refuses the one that came second
             self._deployment.check_tables(service.settings)
         replica_set = mongodb_server.server_info(self._deployment.client).replica_set
-        opener = StreamOpener(
-            self._deployment,
-            options,
-            self._threads.halt,
-            custom=self._custom,
-            is_other_stream=existing.is_other_stream or existing.is_forgotten,
-            replica_sets=(existing.replica_set, replica_set),
-            last_event=existing.last_event,
+        opener = StreamOpener.of(
+            existing, self._deployment, options, self._threads.halt, replica_set=replica_set, custom=self._custom
         )
         open_stream = opener.open_or_restart(existing.position)
         extra = {**gaps.settings_metadata(source), "replica_set": replica_set}

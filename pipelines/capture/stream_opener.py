@@ -104,6 +104,21 @@ class StreamOpener:
     replica_sets: tuple[str | None, str | None] = (None, None)
     last_event: str | None = None
 
+    @staticmethod
+    def of(
+        existing: ExistingBronze,
+        deployment: Deployment,
+        options: change_stream.StreamOptions,
+        halt: threading.Event,
+        *,
+        replica_set: str | None,
+        custom: snapshot_mode.Snapshotter | None = None,
+    ) -> StreamOpener:
+        """The opener of a run that goes on with this bronze; `replica_set` is the source's."""
+        is_other = existing.is_other_stream or existing.is_forgotten
+        replica_sets = (existing.replica_set, replica_set)
+        return StreamOpener(deployment, options, halt, custom, is_other, replica_sets, existing.last_event)
+
     def open_or_restart(self, position: bronze_log.BronzePosition | None) -> OpenStream:
         """`open`, or a stream that begins now, with the gap before it, where the position is lost and the snapshot mode replaces it.
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import enum
 import functools
 import os
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,11 +16,12 @@ from cdc_core import errors
 from cdc_core.extended_json import query
 from cdc_core.properties.source import FullUpdateType, LimitAction, SignalChannel, Source
 from cdc_core.settings.parse import Settings
+from cdc_core.snapshot import mode as snapshot_mode
 from cdc_core.stream import fields as field_filters
 from cdc_core.stream import filters
 from cdc_core.tables import layout as tables
 from pipelines import signs
-from pipelines.capture import custom_mode, deployment, stream_opener
+from pipelines.capture import custom_mode, deployment, stream_opener, tokens
 from pipelines.channels import kafka
 from pipelines.delta import local_log, store_exclusion
 from pipelines.delta import tables as delta
@@ -31,27 +32,9 @@ from pipelines.mongodb import connection as connections
 from pipelines.mongodb import failures as mongodb_failures
 from pipelines.mongodb import server as mongodb_server
 from pipelines.operations import units
+from pipelines.operations.findings import CheckVerdict, Finding, wrong
 from pipelines.spark import failures as spark_failures
 from pipelines.spark import session as sparks
-
-
-class CheckVerdict(enum.Enum):
-    """How severe a finding is."""
-
-    FINE = "fine"
-    WARNING = "warning"
-    WRONG = "wrong"
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One result: its subject, what was found, what to do, and the error that a run would end with."""
-
-    about: str
-    verdict: CheckVerdict
-    found: str
-    mend: str = ""
-    error: errors.MedallionError | None = None
 
 
 @dataclass(frozen=True)
@@ -65,6 +48,7 @@ class CheckedSource:
     collections: Sequence[catalog.SourceCollection]
     refused: Mapping[str, errors.AccessRefused]
     """The databases whose collections this user may not list, with the error."""
+    existing: stream_opener.ExistingBronze = stream_opener.ExistingBronze()
 
 
 Question = Callable[[CheckedSource], Iterator[Finding]]
@@ -86,7 +70,7 @@ def run(settings: Settings, session: Callable[[], SparkSession] | None = None) -
     try:
         findings.append(_server(client))
         if findings[-1].error is None:
-            checked = CheckedSource(settings, client, *_listed(settings, client))
+            checked = CheckedSource(settings, client, *_listed(settings, client), _existing(settings, session))
             findings.extend(finding for question in QUESTIONS for finding in question(checked))
     finally:
         client.close()
@@ -116,7 +100,7 @@ def _gold(settings: Settings) -> Iterator[Finding]:
                 yield Finding(about, CheckVerdict.FINE, summary)
         except errors.SettingsError as error:
             for problem in error.problems:
-                yield _wrong(about, errors.SettingsError(problem))
+                yield wrong(about, errors.SettingsError(problem))
 
 
 def _models(settings: Settings) -> str:
@@ -148,6 +132,18 @@ def _lakehouse(settings: Settings, session: Callable[[], SparkSession] | None) -
         yield store
 
 
+def _existing(settings: Settings, session: Callable[[], SparkSession] | None) -> stream_opener.ExistingBronze:
+    """What a capture reads of its bronze; nothing where `_lakehouse` reports that it cannot be read."""
+    if session is not None:
+        bronze, fingerprint = delta.layout(settings.lakehouse).bronze(settings.name), filters.fingerprint(settings.source)
+        try:
+            return stream_opener.ExistingBronze.read(sparks.lazily(session), bronze, fingerprint=fingerprint)
+        except Exception as error:
+            if spark_failures.translated(error) is None:
+                raise
+    return stream_opener.ExistingBronze()
+
+
 def _folder(root: str) -> Finding | None:
     """What is wrong with a local root."""
     path = local_log.folder(tables.TableRef.at(root)) or Path()
@@ -172,7 +168,7 @@ def _bronze(bronze: tables.TableRef, session: Callable[[], SparkSession] | None,
     except Exception as error:
         if (failure := spark_failures.translated(error)) is None:
             raise
-        return _wrong("lakehouse", failure)
+        return wrong("lakehouse", failure)
 
 
 def _store(location: str, session: Callable[[], SparkSession]) -> Finding:
@@ -180,7 +176,7 @@ def _store(location: str, session: Callable[[], SparkSession]) -> Finding:
     try:
         return Finding("store", CheckVerdict.FINE, store_exclusion.prove(session(), location))
     except errors.MedallionError as error:
-        return _wrong("store", error)
+        return wrong("store", error)
 
 
 def _signal_file(source: Source) -> Iterator[Finding]:
@@ -231,7 +227,7 @@ def _server(client: mongodb.Client) -> Finding:
         info = mongodb_server.server_info(client)
         mongodb_server.check_suitable(info)
     except errors.MedallionError as error:
-        return _wrong("server", error)
+        return wrong("server", error)
     kind = "a sharded cluster" if info.is_sharded else "a replica set"
     return Finding("server", CheckVerdict.FINE, f"MongoDB {info.text}, {kind}")
 
@@ -274,7 +270,7 @@ def _collections(checked: CheckedSource) -> Iterator[Finding]:
             yield _unwatchable(collection, is_named=(collection.db, collection.name) in included_names)
     source_names = {(each.db, each.name) for each in checked.collections}
     for db, error in checked.refused.items():
-        yield _wrong(f"collections of {db}", error, _grant(checked.client, db))
+        yield wrong(f"collections of {db}", error, _grant(checked.client, db))
     captured_names = {(db, name) for db, name in all_names if source_filter.includes(db, name)}
     for db, name in sorted(all_names - captured_names):
         yield _left_out(f"{db}.{name}", is_named=(db, name) in included_names)
@@ -366,13 +362,43 @@ def _stream(checked: CheckedSource) -> Iterator[Finding]:
             stream.open()
     except errors.AccessRefused as error:
         role = f"read on {options.db}" if options.db else "readAnyDatabase"
-        yield _wrong("change stream", error, _grant(checked.client, options.db, f": it needs {role}"))
+        yield wrong("change stream", error, _grant(checked.client, options.db, f": it needs {role}"))
     except errors.MedallionError as error:
-        yield _wrong("change stream", error)
+        yield wrong("change stream", error)
     else:
         yield Finding("change stream", CheckVerdict.FINE, f"can be opened on {where}")
+        yield from _position(checked, options)
     finally:
         stream.close()
+
+
+def _position(checked: CheckedSource, options: change_stream.StreamOptions) -> Iterator[Finding]:
+    """Open the change stream after bronze's position, as the next start does."""
+    source, position = checked.settings.source, checked.existing.position
+    if position is None:
+        return
+    custom, capture = (
+        custom_mode.snapshotter(source),
+        deployment.Deployment.of(source, connections.connection(source), checked.client),
+    )
+    try:
+        replica_set = mongodb_server.server_info(checked.client).replica_set
+        opener = stream_opener.StreamOpener.of(
+            checked.existing, capture, options, threading.Event(), replica_set=replica_set
+        )
+        opener.open(position).stream.close()
+    except errors.PositionLost as error:
+        if not snapshot_mode.replaces_lost_position(source, custom=custom):
+            yield wrong("position", error)
+            return
+        message = f"the oplog no longer holds the position of {tokens.utc(position.token)}"
+        yield Finding(
+            "position", CheckVerdict.WARNING, message, "nothing: the next start takes a new snapshot (snapshot.mode)"
+        )
+    except errors.MedallionError as error:
+        yield wrong("position", error)
+    else:
+        yield Finding("position", CheckVerdict.FINE, f"the oplog holds bronze's, of {tokens.utc(position.token)}")
 
 
 def _start(checked: CheckedSource) -> Iterator[Finding]:
@@ -380,7 +406,7 @@ def _start(checked: CheckedSource) -> Iterator[Finding]:
     try:
         stream_opener.first_start(checked.settings.source, checked.client)
     except errors.SettingsError as error:
-        yield _wrong("start", error)
+        yield wrong("start", error)
 
 
 def _snapshot_reads(checked: CheckedSource) -> Iterator[Finding]:
@@ -388,7 +414,7 @@ def _snapshot_reads(checked: CheckedSource) -> Iterator[Finding]:
     collections = [each for each in _captured(checked) if each.kind == "collection"]
     refusals = [(each, error) for each in collections if (error := _refusal(checked.client, each)) is not None]
     for collection, error in refusals:
-        yield _wrong(f"snapshot of {collection.namespace}", error, _grant(checked.client, collection.db))
+        yield wrong(f"snapshot of {collection.namespace}", error, _grant(checked.client, collection.db))
     if collections and not refusals:
         yield Finding("snapshot reads", CheckVerdict.FINE, "allowed on every collection")
 
@@ -464,10 +490,6 @@ def _images(checked: CheckedSource) -> Iterator[Finding]:
 
 
 QUESTIONS: tuple[Question, ...] = (_collections, _names_meet, _stream, _start, _snapshot_reads, _filters, _oplog, _images)
-
-
-def _wrong(about: str, error: errors.MedallionError, mend: str = "") -> Finding:
-    return Finding(about, CheckVerdict.WRONG, str(error).removesuffix(mongodb_failures.WHAT_TO_GRANT), mend, error)
 
 
 def _grant(client: mongodb.Client, db: str | None, why: str = "") -> str:

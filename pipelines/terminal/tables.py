@@ -22,8 +22,8 @@ from pipelines.operations import units
 
 if TYPE_CHECKING:
     from pipelines.gold.models import ModelPlan
-    from pipelines.operations.check import Finding
     from pipelines.operations.cut import Cut
+    from pipelines.operations.findings import Finding
     from pipelines.operations.maintain import MaintenanceResult as Maintenance
     from pipelines.operations.quarantine import QuarantinedEvent, ReplayResult
     from pipelines.operations.repair import RepairResult

@@ -17,7 +17,8 @@ from pipelines.demo import embedded_mongodb
 from pipelines.mongodb import catalog, connection
 from pipelines.mongodb import client as mongodb
 from pipelines.operations import check
-from pipelines.operations.check import CheckVerdict, Finding
+from pipelines.operations.findings import CheckVerdict, Finding
+from tests.harness import without_spark
 
 if TYPE_CHECKING:
     from pymongo import MongoClient
@@ -133,6 +134,48 @@ def test_a_stream_that_is_refused_is_told_with_the_reason(
     (finding,) = _wrong(checked(mongodb_uri, **asked))
     assert (finding.about, type(finding.error)) == ("change stream", errors.SourceUnsuitable)
     assert reason in finding.found and "source.cursor.pipeline" in finding.found and "capture.target" in finding.found
+
+
+@pytest.mark.parametrize(
+    ("changed", "mode", "error", "says"),
+    [
+        (lambda token: token, "initial", None, "the oplog holds bronze's, of "),
+        (lambda token: "8200000001" + token[10:], "initial", errors.PositionLost, "no longer holds the position of 1970"),
+        (lambda token: "8200000001" + token[10:], "when_needed", None, "no longer holds the position of 1970"),
+        (lambda token: "82ffffff00" + token[10:], "when_needed", errors.SourceUnsuitable, "behind bronze's position 2106"),
+    ],
+)
+def test_the_position_of_bronze_is_tried(
+    database: Database[dict[str, Any]],
+    mongodb_uri: str,
+    tmp_path: Path,
+    changed: Callable[[str], str],
+    mode: str,
+    error: type[errors.MedallionError] | None,
+    says: str,
+) -> None:
+    """After an outage, `check` says what the next start would: it can go on, takes a snapshot, or needs a decision. No Spark is started."""
+    with database["orders"].watch() as stream:
+        database["orders"].insert_one({"_id": 1})
+        token = next(stream)["_id"]["_data"].lower()
+    with without_spark.running():
+        hop = without_spark.Hop(tmp_path)
+        hop.commit([{"kind": "heartbeat", "resume_token": changed(token), "batch": 1, "offset": 1}])
+        source = {
+            "mongodb.connection.string": mongodb_uri,
+            "database.include.list": database.name,
+            "snapshot.mode": mode,
+        }
+        found = check.run(
+            settings.parse({"name": hop.settings.name, "lakehouse": {"root": str(tmp_path)}, "source": source}),
+            lambda: pytest.fail("Spark is started"),
+        )
+    (position,) = [each for each in found if each.about == "position"]
+    assert says in position.found
+    assert type(position.error) is (type(None) if error is None else error)
+    assert position.verdict is (
+        CheckVerdict.WRONG if error else CheckVerdict.WARNING if mode == "when_needed" else CheckVerdict.FINE
+    )
 
 
 def test_a_stream_of_one_collection_is_named(checked: Checked, database: Database[dict[str, Any]], mongodb_uri: str) -> None:

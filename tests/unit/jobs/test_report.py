@@ -18,7 +18,7 @@ from rich.console import Console
 
 from cdc_core import errors
 from pipelines.capture.progress import CaptureProgress
-from pipelines.operations import check, cut, maintain, model_status, quarantine, schema, status, units
+from pipelines.operations import cut, findings, maintain, model_status, quarantine, schema, status, units
 from pipelines.silver import run as silver
 from pipelines.snapshot.snapshot import SnapshotProgress
 from pipelines.terminal import live_lines
@@ -76,8 +76,8 @@ def _cut_of(name: str) -> None:
 @pytest.mark.parametrize(
     "show",
     [
-        lambda name: report.findings([check.Finding(f"snapshot of {name}", check.CheckVerdict.WRONG, "refused")]),
-        lambda name: report.findings([check.Finding("collections", check.CheckVerdict.WRONG, name, name)]),
+        lambda name: report.findings([findings.Finding(f"snapshot of {name}", findings.CheckVerdict.WRONG, "refused")]),
+        lambda name: report.findings([findings.Finding("collections", findings.CheckVerdict.WRONG, name, name)]),
         lambda name: report.replayed({name: quarantine.ReplayResult(1, 2)}),
         lambda name: report.status(status.PipelineStatus("shop", 0, status.ServerStatus(), None, (_collection(name),))),
         _cut_of,
@@ -98,7 +98,7 @@ def test_a_check_is_shown_whole_in_a_narrow_terminal(
     """A path or a command that is longer than its column goes on in the next line: cut, it would be of no use."""
     path = f"/data/{'x' * 50}/tables"
     monkeypatch.setattr(report, "console", lambda: report.Console(width=40))
-    report.findings([check.Finding("lakehouse", check.CheckVerdict.FINE, path)])
+    report.findings([findings.Finding("lakehouse", findings.CheckVerdict.FINE, path)])
     assert path in "".join(capsys.readouterr().out.split())
 
 

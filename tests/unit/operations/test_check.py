@@ -21,10 +21,10 @@ from cdc_core.tables import layout as tables
 from jobs.commands import application
 from pipelines.mongodb import catalog
 from pipelines.mongodb import server as mongodb_server
-from pipelines.operations import check
+from pipelines.operations import check, findings
 from tests.harness import layers, without_spark
 
-WRONG, FINE = check.CheckVerdict.WRONG, check.CheckVerdict.FINE
+WRONG, FINE = findings.CheckVerdict.WRONG, findings.CheckVerdict.FINE
 SOURCE = {"mongodb.connection.string": "mongodb://127.0.0.1:1/"}
 
 
@@ -62,16 +62,16 @@ def test_the_files_of_gold_are_read(tmp_path: Path) -> None:
 
 def test_what_a_person_must_mend_is_not_tried_again() -> None:
     """A scheduler repeats a temporary error. Beside one that stays it would do so for ever, whichever `check` found first."""
-    found = [check._wrong(name, error) for name, error in {
+    found = [findings.wrong(name, error) for name, error in {
         "store": errors.StoreUnreachable("no answer"), "expectations": errors.SettingsError("no folder"), "change stream": errors.AccessRefused("no"),
     }.items()]  # fmt: skip
-    for findings, expected in (
+    for chosen, expected in (
         (found, errors.AccessRefused),
         (found[:2], errors.SettingsError),
         (found[:1], errors.StoreUnreachable),
     ):
         with pytest.raises(expected, match="store"):
-            check.refuse(findings)
+            check.refuse(chosen)
 
 
 def test_models_that_refer_to_nothing_or_to_each_other_are_told(tmp_path: Path) -> None:
@@ -97,7 +97,7 @@ def test_options_that_the_driver_leaves_out_are_told_without_their_values(tmp_pa
     source = {"mongodb.connection.string": "mongodb://127.0.0.1:1/?tls=Secret9&replicaSet=rs0&readPreferense=secondary"}
     quick = {"mongodb.server.selection.timeout.ms": 1}
     found = check.run(settings.parse({"name": "shop", "lakehouse": {"root": str(tmp_path)}, "source": source | quick}))
-    warned = [each.found for each in found if each.verdict is check.CheckVerdict.WARNING]
+    warned = [each.found for each in found if each.verdict is findings.CheckVerdict.WARNING]
     assert warned == ["the connection string has options that are unknown or have an invalid value: tls, readPreferense"]
 
 
