@@ -15,7 +15,8 @@ def check(file: options.SettingsFile) -> None:
     """Check that everything the pipeline needs is there.
 
     Validates the settings, then tests the source: connection, replica set, version, privileges, oplog window, pre-images, and
-    whether a capture can go on from bronze's position. If the tables are in an object store, writes an object twice, lists it and removes it. Says what to fix. Changes nothing else.
+    whether a capture can go on from bronze's position. If the tables are in an object store, writes an object twice, lists it
+    and removes it. Says what to fix. Changes nothing else.
     """
     from pipelines.operations import check
     from pipelines.terminal import live_lines
