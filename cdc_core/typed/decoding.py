@@ -68,7 +68,7 @@ class Detail(enum.Enum):
     MARKS = enum.auto()
     """No rows: only which documents are new or refused."""
     KNOWN = enum.auto()
-    """Nothing but that a document is new, if one is."""
+    """Nothing but that a document is new, if one is: the texts after it are not read."""
 
 
 @dataclass(frozen=True)
@@ -154,6 +154,8 @@ class Decoder:
                 part = texts.slice(start, self.portion(texts))
                 parts.append((start, self.part(part, detail)))
                 start += len(part)
+                if detail is Detail.KNOWN and parts[-1][1].new.true_count:
+                    break
         return joined(self.schema, parts)
 
     def portion(self, texts: pa.Array) -> int:

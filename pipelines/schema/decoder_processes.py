@@ -5,7 +5,6 @@ Each process has a decoder that adapts to the documents; this affects its speed,
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from collections.abc import Callable
 from typing import TypeAlias
@@ -26,33 +25,31 @@ _Task: TypeAlias = "tuple[str, tuple[tuple[tuple[str, ...], Pin], ...]]"
 
 def typed(decoder: Decoder, texts: pa.Array) -> TypedTexts:
     """The texts typed by the decoder, in helper processes too where they are many."""
-    return joined(decoder.schema, _parts(decoder, texts))
+    return joined(decoder.schema, _parts(decoder, texts, Detail.ALL))
 
 
 def typed_if_known(decoder: Decoder, texts: pa.Array) -> TypedTexts | None:
     """The same; None as soon as a document may change the schema, because documents like it take the exact path."""
-    parts = _parts(decoder, texts, until_new=True)
+    parts = _parts(decoder, texts, Detail.KNOWN)
     return None if any(part.new.true_count for _, part in parts) else joined(decoder.schema, parts)
 
 
-def _parts(decoder: Decoder, texts: pa.Array, *, until_new: bool = False) -> list[tuple[int, TypedTexts]]:
-    """The typed parts with their positions, with `until_new` no more after one with a new document."""
+def _parts(decoder: Decoder, texts: pa.Array, detail: Detail) -> list[tuple[int, TypedTexts]]:
+    """The typed parts with their positions, with `Detail.KNOWN` no more after one with a new document."""
+    if texts.nbytes < helper_processes.MANY_BYTES:
+        return [(0, decoder.typed(texts, detail))]
     task = decoder.schema.to_json(), tuple(decoder.pins.items())
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(without_collector())
-        is_large = texts.nbytes >= helper_processes.MANY_BYTES
-        cores = helper_processes.cores() if is_large else 0
-        helpers = stack.enter_context(helper_processes.DOCUMENTS.borrowed(cores))
+    with without_collector(), helper_processes.DOCUMENTS.borrowed(helper_processes.cores()) as helpers:
         tasks = TextTasks(texts, portion=lambda: decoder.portion(texts), share=2 * (len(helpers) + 1))
 
         def checked(part: TypedTexts) -> TypedTexts:
-            if until_new and part.new.true_count:
+            if detail is Detail.KNOWN and part.new.true_count:
                 tasks.close()
             return part
 
         return helper_processes.shared(
             tasks,
-            lambda part: checked(decoder.typed(part, Detail.KNOWN if until_new else Detail.ALL)),
+            lambda part: checked(decoder.typed(part, detail)),
             lambda helper, part: checked(_by_helper(helper, task, part)),
             helpers,
         )
