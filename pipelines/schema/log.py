@@ -126,12 +126,10 @@ def append(
     evolution: Evolution,
     generation: str = "",
 ) -> None:
-    """Append the schema with its changes as the collection's `version`; does nothing where there are no changes.
+    """Append the schema with its changes, one at least, as the collection's `version`.
 
     Called before the silver table is written: after a crash the same batch finds its schema, and changes nothing.
     """
-    if not evolution.changes:
-        return
     rows = [
         (
             collection,

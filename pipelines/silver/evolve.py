@@ -105,12 +105,13 @@ _GROWN = (
 
 
 def record(collection: SilverCollection, evolution: batch_evolution.Evolution, number: int) -> None:
-    """Append changes to the schemas; to be called before the table has the columns."""
+    """Append changes, if any, to the schemas; to be called before the table has the columns."""
+    if not evolution.changes:
+        return
     ops, name, before = collection.layout.ops("schemas"), str(collection.namespace), collection.schema
     collection.schema = schemas.record(collection.writer, ops, before, evolution, collection=name, batch=number)
-    if evolution.changes:
-        for path, count in grown(before.schema, evolution.schema).items():
-            log.warning(_GROWN, name, path, count, MAX_FIELDS, path, shlex.quote(name))
+    for path, count in grown(before.schema, evolution.schema).items():
+        log.warning(_GROWN, name, path, count, MAX_FIELDS, path, shlex.quote(name))
 
 
 def ensured_schema(collection: SilverCollection, batch: RowBatch) -> bool:
