@@ -6,6 +6,7 @@ removes rows after a drop, a rename or a finished snapshot.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, field, replace
 
 from pyspark.sql import DataFrame, SparkSession
@@ -112,6 +113,11 @@ class SilverCollection:
         """Whether the table was never written, so that its first rows are appended without a MERGE."""
         # Not `is_new` alone: a table that a repair set back to batch 0 has rows, and its commits say so.
         return self.is_new and self.writer.metadata.get("to") is None
+
+    @functools.cached_property
+    def added_paths(self) -> list[tuple[str, ...] | None]:
+        """Where bronze has the values of `add.fields` and `add.headers`, as in `AddedColumn.path`."""
+        return [each.path for each in reduce.added(self.options.unwrap)]
 
     def added(self, schema: document_schema.DocumentSchema) -> tuple[reduce.AddedColumn, ...]:
         """The columns of `add.fields` and `add.headers`, beside those of a schema's documents."""

@@ -152,9 +152,7 @@ def applied(
 
 def _live(collection: SilverCollection) -> live_files.LiveFiles | None:
     """The table's files as they are now; None if this process cannot write the table."""
-    if any(each.path is None for each in reduce.added(collection.options.unwrap)):
-        return None
-    return collection.writer.replaceable()
+    return None if None in collection.added_paths else collection.writer.replaceable()
 
 
 def _read(
@@ -248,17 +246,12 @@ def _reader(spark: SparkSession, bronze_table: tables.TableRef, namespace: regis
 def _bronze_columns(options: unwrap_options.UnwrapOptions, *, keeps_document: bool) -> tuple[str, ...]:
     """The columns of bronze, beside the document, that rows are made from."""
     updates = ("updateDescription",) if keeps_document else ()
-    return (*updates, *reduce.needed(options), *_of_bronze(options))
+    return (*updates, *reduce.needed(options))
 
 
 def _row_bytes(live: live_files.LiveFiles) -> int:
     """The average size of a row in the table's files, in bytes."""
     return sum(file["size"] for file in live.files()) // max(1, live.row_count())
-
-
-def _of_bronze(options: unwrap_options.UnwrapOptions) -> list[str]:
-    """The bronze columns that `add.fields` and `add.headers` read."""
-    return [each.path[0] for each in reduce.added(options) if each.path]
 
 
 def _with_deleted(events: pa.Table) -> pa.Table:
@@ -373,7 +366,7 @@ def _typed(collection: SilverCollection, batch: LocalBatch) -> LocalBatch:
     evolutions, typed = result
     if len(batch.documents) > 1:  # as `reduction` does where it folds
         evolutions[-1] = replace(evolutions[-1], seen_at=batch.counts.low)
-    if not collection.keeps_document and "after" not in _of_bronze(collection.options.unwrap):
+    if not collection.keeps_document and ("after",) not in collection.added_paths:
         events = events.drop_columns("after")  # most of the memory, and typed by now
     return replace(batch, events=events, documents=(), typed=typed, evolutions=evolutions)
 
