@@ -95,9 +95,9 @@ class LocalBatch:
     next_position: registry.SilverPosition
     live: live_files.LiveFiles
     """The table's files."""
-    events: pa.Table
-    is_late: bool = False
+    is_late: bool
     """Whether some events may be older than what the table has seen."""
+    events: pa.Table = None
     documents: Sequence[pa.Table] = ()
     """The texts, with sequences, that the schema must hold, as `DocumentTyper.typed` needs them; if updates are folded, with the results."""
     winners: Sequence[int] = ()
@@ -136,11 +136,14 @@ def applied(
     # Late updates are folded in their place, also onto a late document; a deleted document that stays may become another's.
     if is_late and (collection.keeps_document or collection.mode.marks_deleted):
         return False
+    live = _live(collection) if counts.events <= collection_events.LOCAL_EVENTS else None
+    if live is None:
+        return False
     # A late event beside one in quarantine is left to the steps.
     for read in (_read,) if is_late else (_read, _split):
+        batch = LocalBatch(range_, counts, next_position, live, is_late)
         try:
-            batch = replace(read(collection, range_, counts, next_position), is_late=is_late)
-            for step in STEPS:  # the batch is rebound, which frees the texts after they are typed
+            for step in (read, *STEPS):  # the batch is rebound, which frees the texts after they are typed
                 batch = step(collection, batch)
         except batches.Unreadable:
             continue
@@ -155,62 +158,41 @@ def _live(collection: SilverCollection) -> live_files.LiveFiles | None:
     return None if None in collection.added_paths else collection.writer.replaceable()
 
 
-def _read(
-    collection: SilverCollection,
-    range_: BatchRange,
-    counts: survey.EventCounts,
-    next_position: registry.SilverPosition,
-) -> LocalBatch:
-    """The range's events, without deletes if the mode keeps rows. Raises `NeedsSteps` if this process cannot read them or write the table,
-    `Unreadable` if one belongs to quarantine or has to wait for an event there."""
-    live = _writable(collection, counts)
+def _read(collection: SilverCollection, batch: LocalBatch) -> LocalBatch:
+    """Step: the range's events, without deletes if the mode keeps rows. Raises `NeedsSteps` if this process cannot read them, `Unreadable`
+    if one belongs to quarantine or has to wait for an event there."""
     columns = _bronze_columns(collection.options.unwrap, keeps_document=collection.keeps_document)
     reader = _reader(collection.spark, collection.bronze, collection.namespace)
-    events = collection.ahead.events(range_, columns, reader, size_bytes=collection_events.MANY_BYTES)
-    events = _wanted(collection, events, counts)
+    events = collection.ahead.events(batch.range_, columns, reader, size_bytes=collection_events.MANY_BYTES)
+    events = _wanted(collection, events, batch.counts)
     if not collection_events.are_readable(events):
         raise batches.Unreadable
-    waiting_keys = _quarantined_keys(collection, before=range_.after)
+    waiting_keys = _quarantined_keys(collection, before=batch.range_.after)
     if waiting_keys and not waiting_keys.isdisjoint(events["key"].to_pylist()):
         raise batches.Unreadable
     document_bytes = events["after"].nbytes
     if collection.keeps_document:  # and those that updates are folded onto
-        document_bytes += _row_bytes(live) * events["after"].null_count
+        document_bytes += _row_bytes(batch.live) * events["after"].null_count
     if document_bytes >= helper_processes.MANY_BYTES:
         helper_processes.DOCUMENTS.start()
-    return LocalBatch(range_, counts, next_position, live, events)
+    return replace(batch, events=events)
 
 
-def _split(
-    collection: SilverCollection,
-    range_: BatchRange,
-    counts: survey.EventCounts,
-    next_position: registry.SilverPosition,
-) -> LocalBatch:
-    """`_read` where an event cannot be read or has to wait: the events without these, and what goes to quarantine."""
-    live = _writable(collection, counts)
-    if not collection.schema.schema.fields and reduction.is_at_once(collection, counts):
+def _split(collection: SilverCollection, batch: LocalBatch) -> LocalBatch:
+    """Step: `_read` where an event cannot be read or has to wait: the events without these, and what goes to quarantine."""
+    if not collection.schema.schema.fields and reduction.is_at_once(collection, batch.counts):
         # The steps would make a first version of the schema of the first documents, quarantined ones among them.
         raise batches.NeedsSteps
     reader = _reader(collection.spark, collection.bronze, collection.namespace)
-    events = reader(range_, bronze.SCHEMA.names, size_bytes=collection_events.MANY_BYTES)
+    events = reader(batch.range_, bronze.SCHEMA.names, size_bytes=collection_events.MANY_BYTES)
     split = in_process_quarantine.split(
         collection,
-        live,
-        _wanted(collection, events, counts),
-        range_,
-        waiting_keys=_quarantined_keys(collection, before=range_.after),
+        batch.live,
+        _wanted(collection, events, batch.counts),
+        batch.range_,
+        waiting_keys=_quarantined_keys(collection, before=batch.range_.after),
     )
-    return LocalBatch(range_, counts, next_position, live, split.events, facts=split.facts)
-
-
-def _writable(collection: SilverCollection, counts: survey.EventCounts) -> live_files.LiveFiles:
-    """The table's files as they are now. Raises `NeedsSteps` if this process cannot write the table, or the events are too many."""
-    is_many = counts.events > collection_events.LOCAL_EVENTS
-    live = None if is_many else _live(collection)
-    if live is None:
-        raise batches.NeedsSteps
-    return live
+    return replace(batch, events=split.events, facts=split.facts)
 
 
 def _wanted(collection: SilverCollection, events: pa.Table | None, counts: survey.EventCounts) -> pa.Table:
@@ -424,7 +406,7 @@ def _committed(collection: SilverCollection, batch: LocalBatch) -> LocalBatch:
 
 
 STEPS = (_reduced, _typed, _table_rows, _committed)
-"""The steps of a range's events, to rows and their commit."""
+"""The steps of a range's events, after `_read` or `_split`, to rows and their commit."""
 
 
 def swept(collection: SilverCollection, sweep: Sweep, next_position: registry.SilverPosition, *, number: int) -> bool:
