@@ -58,7 +58,7 @@ def reading(
         first_range, *_ = collection_events.portions(ahead.counts, work.span, most=settings.max_batch_events) or (work.span,)
         columns = _bronze_columns(settings.unwrap, keeps_document=keeps_document)
         reader = _reader(spark, bronze_table, work.namespace)
-        ahead.begin(first_range, columns, reader, size_bytes=collection_events.MANY_BYTES)
+        ahead.begin(first_range, columns, reader)
     return ahead
 
 
@@ -163,8 +163,7 @@ def _read(collection: SilverCollection, batch: LocalBatch) -> LocalBatch:
     if one belongs to quarantine or has to wait for an event there."""
     columns = _bronze_columns(collection.options.unwrap, keeps_document=collection.keeps_document)
     reader = _reader(collection.spark, collection.bronze, collection.namespace)
-    events = collection.ahead.events(batch.range_, columns, reader, size_bytes=collection_events.MANY_BYTES)
-    events = _wanted(collection, events, batch.counts)
+    events = _wanted(collection, collection.ahead.events(batch.range_, columns, reader), batch.counts)
     if not collection_events.are_readable(events):
         raise batches.Unreadable
     waiting_keys = _quarantined_keys(collection, before=batch.range_.after)
@@ -184,11 +183,10 @@ def _split(collection: SilverCollection, batch: LocalBatch) -> LocalBatch:
         # The steps would make a first version of the schema of the first documents, quarantined ones among them.
         raise batches.NeedsSteps
     reader = _reader(collection.spark, collection.bronze, collection.namespace)
-    events = reader(batch.range_, bronze.SCHEMA.names, size_bytes=collection_events.MANY_BYTES)
     split = in_process_quarantine.split(
         collection,
         batch.live,
-        _wanted(collection, events, batch.counts),
+        _wanted(collection, reader(batch.range_, bronze.SCHEMA.names), batch.counts),
         batch.range_,
         waiting_keys=_quarantined_keys(collection, before=batch.range_.after),
     )
@@ -221,8 +219,8 @@ def _quarantined_keys(collection: SilverCollection, *, before: int) -> frozenset
 def _reader(spark: SparkSession, bronze_table: tables.TableRef, namespace: registry.Namespace) -> Read:
     """A function that reads a collection's events of a range in order, or returns None if this process cannot."""
     # Other collections' events are in the same files.
-    limit = max(survey.MAX_DRIVER_ROWS, 2 * collection_events.LOCAL_EVENTS)
-    return functools.partial(collection_events.in_order, spark, bronze_table, namespace, limit=limit)
+    limit, size_bytes = 2 * collection_events.LOCAL_EVENTS, collection_events.MANY_BYTES
+    return functools.partial(collection_events.in_order, spark, bronze_table, namespace, limit=limit, size_bytes=size_bytes)
 
 
 def _bronze_columns(options: unwrap_options.UnwrapOptions, *, keeps_document: bool) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ while the table is being claimed, which waits for the JVM."""
 from __future__ import annotations
 
 import contextvars
+import functools
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple, TypeAlias
@@ -17,7 +18,7 @@ AHEAD_BYTES = 2 * collection_events.PORTION_BYTES
 """The most bytes of documents that are held for the next range, beside those of the one that is applied."""
 
 Read: TypeAlias = "Callable[..., pa.Table | None]"
-"""Called with a range, columns and `size_bytes`: the range's events, or None if they cannot be read or are larger."""
+"""Called with a range, columns and perhaps `size_bytes`: the range's events, or None if they cannot be read or are larger."""
 
 
 class _NextRange(NamedTuple):
@@ -45,22 +46,22 @@ class ReadAhead:
         """Expect nothing, and release what was read in advance."""
         self._next = self._pending = self.counts = None
 
-    def begin(self, range_: BatchRange, columns: Sequence[str], read: Read, *, size_bytes: int) -> None:
+    def begin(self, range_: BatchRange, columns: Sequence[str], read: Read) -> None:
         """Start to read this range in a thread."""
         pool = ThreadPoolExecutor(1, thread_name_prefix="medallion-ahead")
         # With the caller's context, as in `parallel.Pool`.
-        events = pool.submit(contextvars.copy_context().run, read, range_, columns, size_bytes=size_bytes)
+        events = pool.submit(contextvars.copy_context().run, read, range_, columns)
         self._pending = _NextRange(range_, columns, events)
         pool.shutdown(wait=False)
 
-    def events(self, range_: BatchRange, columns: Sequence[str], read: Read, *, size_bytes: int) -> pa.Table | None:
+    def events(self, range_: BatchRange, columns: Sequence[str], read: Read) -> pa.Table | None:
         """The range's events, by `read`; then starts to read those of the expected range, if they take at most `AHEAD_BYTES`."""
         pending, self._pending = self._pending, None
         events = None
         if pending is not None and (pending.range_, pending.columns) == (range_, columns):
             events = pending.events.result()
         if events is None:
-            events = read(range_, columns, size_bytes=size_bytes)
+            events = read(range_, columns)
         if events is not None and self._next is not None:
-            self.begin(self._next, columns, read, size_bytes=min(size_bytes, AHEAD_BYTES))
+            self.begin(self._next, columns, functools.partial(read, size_bytes=AHEAD_BYTES))
         return events

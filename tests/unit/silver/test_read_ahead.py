@@ -26,7 +26,7 @@ class Bronze:
     def __init__(self) -> None:
         self.read: list[tuple[BatchRange, str]] = []
 
-    def __call__(self, range_: BatchRange, columns: tuple[str, ...], size_bytes: int) -> pa.Table | None:
+    def __call__(self, range_: BatchRange, columns: tuple[str, ...], size_bytes: int = 100) -> pa.Table | None:
         self.read.append((range_, threading.current_thread().name.split("_")[0]))
         if range_.to == 13:
             raise OSError("unlucky")
@@ -34,7 +34,7 @@ class Bronze:
 
 
 def batches(ahead: ReadAhead, bronze: Bronze, *ranges: BatchRange, columns: tuple[str, ...] = COLUMNS) -> list[object]:
-    found = [ahead.events(each, columns, bronze, size_bytes=100) for each in ranges]
+    found = [ahead.events(each, columns, bronze) for each in ranges]
     return [None if each is None else each["batch"].to_pylist()[0] for each in found]
 
 
@@ -92,6 +92,6 @@ def test_forgotten_ranges_are_read_again() -> None:
 
 def test_a_range_that_was_begun_is_not_read_again() -> None:
     ahead, bronze = ReadAhead(), Bronze()
-    ahead.begin(FIRST, COLUMNS, bronze, size_bytes=100)
+    ahead.begin(FIRST, COLUMNS, bronze)
     assert batches(ahead, bronze, FIRST, SECOND) == [1, 2]
     assert bronze.read == [(FIRST, "medallion-ahead"), (SECOND, "MainThread")]
