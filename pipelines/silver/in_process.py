@@ -244,20 +244,20 @@ def _with_deleted(events: pa.Table) -> pa.Table:
 
 def _reduced(collection: SilverCollection, batch: LocalBatch) -> LocalBatch:
     """Step: folds partial updates, or marks their rows, and finds each key's last event."""
-    live, size_bytes = batch.live, collection_events.MANY_BYTES
-    if batch.is_late and pc.any(collection_events.are_partial(batch.events)).as_py():  # as in `applied`
-        raise batches.NeedsSteps
-    shows_deleted = collection.shows_deleted(batch.counts)
+    live, shows_deleted = batch.live, collection.shows_deleted(batch.counts)
     events = _with_deleted(batch.events) if shows_deleted else batch.events
-    documents = [events.select(["after", "sequence"])]
-    if collection.keeps_document and pc.any(collection_events.are_partial(events)).as_py():
+    is_partial = collection_events.are_partial(events).combine_chunks()
+    has_partial, documents = is_partial.true_count > 0, [events.select(["after", "sequence"])]
+    if has_partial and batch.is_late:  # as in `applied`
+        raise batches.NeedsSteps
+    if has_partial and collection.keeps_document:
         # The first schema comes from whole documents, before updates are folded.
         if not collection.schema.schema.fields:
             raise batches.NeedsSteps
-        whole = in_process_fold.folded(events, live, size_bytes=size_bytes)
+        whole = in_process_fold.folded(events, is_partial, live)
         documents.append(pa.concat_tables([*documents, whole.events.select(["after", "sequence"])]))  # as the steps do
     else:
-        whole = in_process_fold.noted(events)
+        whole = in_process_fold.noted(events, is_partial)
     if shows_deleted:
         whole = in_process_fold.shown(whole)
     keys = list(dict.fromkeys((*whole.events["key"].to_pylist(), *whole.marks)))
@@ -267,9 +267,7 @@ def _reduced(collection: SilverCollection, batch: LocalBatch) -> LocalBatch:
     rows = []
     if whole.marks:
         added, adds_deleted = collection.added(collection.schema.schema), collection.mode.adds_deleted
-        whole, marked_rows = in_process_fold.marked(
-            live, whole, batch.number, added=added, adds_deleted=adds_deleted, size_bytes=size_bytes
-        )
+        whole, marked_rows = in_process_fold.marked(live, whole, batch.number, added=added, adds_deleted=adds_deleted)
         rows.append(marked_rows)
     winners, deleted_at = _winners(whole)
     if batch.is_late:

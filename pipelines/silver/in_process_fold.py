@@ -75,19 +75,18 @@ class WholeEvents(NamedTuple):
     """The events of the marks that are of updates."""
 
 
-def folded(events: pa.Table, live: live_files.LiveFiles, *, size_bytes: int) -> WholeEvents:
-    """The events, in order, with each key's partial updates replaced by one document at the last of them.
+def folded(events: pa.Table, is_partial: pa.BooleanArray, live: live_files.LiveFiles) -> WholeEvents:
+    """The events, in order, with each key's partial updates (`is_partial`) replaced by one document at the last of them.
 
     Raises `Unreadable` if an update cannot be read, `NeedsSteps` if others cannot be folded here: a stored document was not kept, the
-    documents have more than `size_bytes`, or their files are too large.
+    documents or their files are too large.
     """
-    is_partial = collection_events.are_partial(events).combine_chunks()
     if _DOCUMENT not in live.schema.names:
         raise NeedsSteps
     with without_collector():
         histories = {key: history for key, history in _histories(events, is_partial).items() if history.updates}
         stored_keys = [key for key, history in histories.items() if history.decisive is None]
-        stored_rows = rows_of(live, stored_keys, [name for name in _STORED if name in live.schema.names], size_bytes)
+        stored_rows = rows_of(live, stored_keys, [name for name in _STORED if name in live.schema.names])
         pending = _pending(events, histories, stored_rows)
         results = _folded(events, pending, table_schema.as_array(stored_rows[_DOCUMENT]))
         # Updates are checked only if one may be unreadable: it leaves its document incomplete, or was not folded because a document or a
@@ -100,10 +99,9 @@ def folded(events: pa.Table, live: live_files.LiveFiles, *, size_bytes: int) -> 
         return _with_documents(events, is_partial, pending, results)
 
 
-def noted(events: pa.Table) -> WholeEvents:
+def noted(events: pa.Table, is_partial: pa.BooleanArray) -> WholeEvents:
     """The events without partial updates: each of those marks the document before it, or, if that is not among the events, the table's row
     (`marked`). Raises `NeedsSteps` if one follows a delete."""
-    is_partial = collection_events.are_partial(events).combine_chunks()
     if not is_partial.true_count:
         return _marked(events, is_partial, pa.nulls(events.num_rows, pa.string()))
     ops, sequences = events["op"].to_pylist(), events["sequence"].to_pylist()
@@ -172,12 +170,11 @@ def marked(
     *,
     added: Iterable[reduce.AddedColumn],
     adds_deleted: bool,
-    size_bytes: int,
 ) -> tuple[WholeEvents, pa.Table]:
     """The table's rows of the marks: set incomplete or deleted, with the last event's sequence and `number` as `__batch`; deletes also set
     the columns `added`. With `adds_deleted` the rows have `__deleted` also where the table lacks it. A mark whose key has no row gets
     one, in the events: of a delete it shows the key. Raises `NeedsSteps` if the rows are too large for this process or unreadable."""
-    rows = rows_of(live, list(whole.marks), live.schema.names, size_bytes)
+    rows = rows_of(live, list(whole.marks), live.schema.names)
     if rows.num_rows != len(whole.marks):
         whole = _with_unknown(whole, whole.marks.keys() - {*rows[upsert.KEY].to_pylist()})
     marks = whole.marks
@@ -233,13 +230,12 @@ def _with_unknown(whole: WholeEvents, keys: Collection[str]) -> WholeEvents:
     return WholeEvents(events, {key: mark for key, mark in whole.marks.items() if key not in keys})
 
 
-def rows_of(
-    live: live_files.LiveFiles, keys: Sequence[str], columns: Sequence[str], size_bytes: int = collection_events.MANY_BYTES
-) -> pa.Table:
+def rows_of(live: live_files.LiveFiles, keys: Sequence[str], columns: Sequence[str]) -> pa.Table:
     """The table's rows of the keys. Raises `NeedsSteps` if they are too large for this process, or unreadable."""
     read_bytes = READ_BYTES + UPDATE_READ_BYTES * len(keys)
     try:
         places = live.places(upsert.KEY, keys)
+        size_bytes = collection_events.MANY_BYTES
         return live_files.rows_at(live, places, columns=columns, size_bytes=size_bytes, read_bytes=read_bytes)
     except (OSError, pa.ArrowException, table_schema.NotReadable) as error:
         raise NeedsSteps from error

@@ -263,7 +263,8 @@ def test_events_without_documents_mark_what_sql_marks(spark: SparkSession, mode:
         ]
     )
     shows = mode.marks_deleted
-    noted = in_process_fold.noted(in_process._with_deleted(events) if shows else events)
+    is_partial = collection_events.are_partial(events).combine_chunks()
+    noted = in_process_fold.noted(in_process._with_deleted(events) if shows else events, is_partial)
     noted = in_process_fold.shown(noted) if shows else noted
     winners, _ = in_process._winners(noted)
     columns = ["__sequence", "__known", "__incomplete", "__deleted"]
