@@ -88,7 +88,7 @@ def folded(events: pa.Table, is_partial: pa.BooleanArray, live: live_files.LiveF
         stored_keys = [key for key, history in histories.items() if history.decisive is None]
         stored_rows = rows_of(live, stored_keys, [name for name in _STORED if name in live.schema.names])
         pending = _pending(events, histories, stored_rows)
-        results = _folded(events, pending, table_schema.as_array(stored_rows[_DOCUMENT]))
+        results = _results(events, pending, table_schema.as_array(stored_rows[_DOCUMENT]))
         # Updates are checked only if one may be unreadable: it leaves its document incomplete, or was not folded because a document or a
         # delete follows. No text is parsed for this alone otherwise.
         is_read = is_partial.true_count == sum(len(each.updates) for each in pending)
@@ -327,7 +327,7 @@ def _with_documents(
     )
 
 
-def _folded(events: pa.Table, pending: Sequence[_Pending], stored: pa.StringArray) -> pa.Table:
+def _results(events: pa.Table, pending: Sequence[_Pending], stored: pa.StringArray) -> pa.Table:
     """The results of `fold.fold_batch`, one for each pending document; helper processes share a large number."""
     keys, after = table_schema.as_array(events["key"]), table_schema.as_array(events["after"])
     columns = ("sequence", "updateDescription")

@@ -51,7 +51,7 @@ def folded(collection: SilverCollection, awaited: AwaitedEvents, batch: RowBatch
     keeps_last = batches.keeps_last(collection, batch)
     histories = reduce.histories(awaited.events, columns=collection.bronze_columns, keeps_last=keeps_last)
     based_rows = _with_stored(histories, _stored(collection, awaited, batch))
-    with query_execution.held(_folded(based_rows, mode=collection.mode, columns=collection.bronze_columns)) as rows:
+    with query_execution.held(_reduced(based_rows, mode=collection.mode, columns=collection.bronze_columns)) as rows:
         yield rows
 
 
@@ -195,11 +195,11 @@ def _with_stored(histories: DataFrame, stored: DataFrame) -> DataFrame:
     return based_rows.withColumn("updates", later_updates)
 
 
-def _folded(placed: DataFrame, *, mode: unwrap_options.DeleteMode, columns: Sequence[str]) -> DataFrame:
+def _reduced(based_rows: DataFrame, *, mode: unwrap_options.DeleteMode, columns: Sequence[str]) -> DataFrame:
     """Rows of `_with_stored` as reduced rows, with the updates folded onto their base if that is known."""
     has_updates = F.coalesce(F.size("updates"), F.lit(0)) > 0
     is_folded = has_updates & F.col("is_foldable")
-    prepared = placed.where(has_updates | F.col("sequence").isNotNull()).withColumns(
+    prepared = based_rows.where(has_updates | F.col("sequence").isNotNull()).withColumns(
         {
             "base": F.when(is_folded, F.col("base")),
             "updates": F.when(is_folded, F.col("updates")),
