@@ -94,7 +94,7 @@ def in_order(
     if rows is None:
         return None
     order = pc.sort_indices(rows.select(["sequence", "offset"]), [("sequence", "ascending"), ("offset", "ascending")])
-    events = _taken(rows, order.filter(survey.are_events(rows, namespace).combine_chunks().take(order)))
+    events = _taken(rows, order.filter(survey.are_of_documents(rows).combine_chunks().take(order)))
     return events.combine_chunks()  # Once here, for all callers that need columns as single arrays.
 
 

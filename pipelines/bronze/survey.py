@@ -146,8 +146,7 @@ _BETWEEN = "\0"
 
 
 def _is_of(events: pa.Table, namespace: registry.Namespace) -> pa.ChunkedArray:
-    is_own = pc.and_(pc.equal(events["db"], namespace.db), pc.equal(events["collection"], namespace.collection))
-    return pc.fill_null(is_own, False)
+    return pc.and_(pc.equal(events["db"], namespace.db), pc.equal(events["collection"], namespace.collection))
 
 
 def _calls_for_sweep(row: Mapping[str, Any]) -> bool:
@@ -171,15 +170,6 @@ def _counted_here(events: pa.Table) -> dict[registry.Namespace, EventCounts]:
         )
         for row in grouped.to_pylist()
     }
-
-
-OF_EVENTS = ("batch", "kind", "db", "collection")
-"""The columns of bronze by which a collection's events in a batch are found."""
-
-
-def are_events(rows: pa.Table, of: registry.Namespace) -> pa.ChunkedArray:
-    """Which rows are document events of a collection; the rows need the columns `OF_EVENTS`."""
-    return pc.and_(_is_of(rows, of), are_of_documents(rows))
 
 
 def are_of_documents(rows: pa.Table) -> pa.ChunkedArray:
@@ -210,10 +200,10 @@ def by_batch(
     batch_counts: Counter[int] = Counter()
     row_count = 0
     for file in files:  # One by one: a long span has many rows.
-        rows = batch_rows.of_file(file, OF_EVENTS, among)
+        rows = batch_rows.of_file(file, ("batch", "kind", *among), among)
         if rows is None:
             return None
-        batch_counts.update(rows["batch"].filter(are_events(rows, of)).to_pylist())
+        batch_counts.update(rows["batch"].filter(are_of_documents(rows)).to_pylist())
         row_count += file.stats.get("numRecords") or rows.num_rows
     return EventsByBatch(sorted(batch_counts.items()), size_bytes // max(1, row_count))
 
