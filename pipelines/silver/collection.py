@@ -41,8 +41,6 @@ class SilverCollection:
     is_new: bool
     bronze_columns: tuple[str, ...] = field(init=False)
     """The columns of bronze, beside the document, that rows are made from."""
-    have_documents: bool | None = field(init=False)
-    """Whether the table's rows hold whole documents after the current work; None if only some do."""
     reserved: frozenset[str] = frozenset()
     """Columns that `add.fields` or `add.headers` made, now or earlier: no field of a document gets their names."""
     origin: str = ""
@@ -70,7 +68,7 @@ class SilverCollection:
     def __post_init__(self) -> None:
         self.typer = DocumentTyper(self.options)
         self.bronze_columns = reduce.needed(self.options.unwrap)
-        self._always_keeps_document = self.have_documents = self.keeps_document
+        self._always_keeps_document = self.keeps_document
 
     @property
     def mode(self) -> unwrap_options.DeleteMode:
@@ -95,19 +93,21 @@ class SilverCollection:
         """Its events in a span of bronze's batches, unordered."""
         return survey.events(self.spark, self.bronze, self.namespace, span)
 
-    def keep_documents(self, position: registry.SilverPosition, span: BatchRange) -> None:
-        """Decide whether whole documents are kept for the current work.
+    def keep_documents(self, position: registry.SilverPosition, span: BatchRange) -> bool | None:
+        """Decide whether whole documents are kept for the current work; whether the table's rows hold them afterwards, None if only some do.
 
         After a change of the capture mode, partial updates may still come, and rows at `position` have documents to fold them onto. They
         may also come after ranges without one: the capture may go on in the old mode for a while.
         """
+        if self._always_keeps_document:
+            return True
         may_fold = self.options.keep_document is None and position.documents is not False and not self.is_empty()
-        self.keeps_document = self._always_keeps_document or (
-            may_fold and collection_events.has_partial(self.spark, self.bronze, self.namespace, span, is_last=False)
+        self.keeps_document = may_fold and collection_events.has_partial(
+            self.spark, self.bronze, self.namespace, span, is_last=False
         )
-        self.have_documents = self._always_keeps_document
-        if may_fold and not self._always_keeps_document:
-            self.have_documents = position.documents if self.keeps_document else None
+        if not may_fold:
+            return False
+        return position.documents if self.keeps_document else None
 
     def is_empty(self) -> bool:
         """Whether the table was never written, so that its first rows are appended without a MERGE."""

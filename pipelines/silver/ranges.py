@@ -68,8 +68,7 @@ def apply(
     If the collection `is_alone`, the next range is read meanwhile; with others beside it no core is idle. `hear` is called with the number
     of events of each range that was applied.
     """
-    collection.keep_documents(work.position, work.span)
-    position = _under_these_settings(collection, work.position)
+    position = _under_these_settings(collection, work)
     collection.needs_steps = False
     portions = in_process.ranges(collection, work)
     ranges = portions or _ranges(collection, work, work.span)
@@ -223,9 +222,10 @@ def _ranges(collection: SilverCollection, work: CollectionWork, span: BatchRange
     return survey.bounded(collection.events(span), span=span, limit=limit)
 
 
-def _under_these_settings(collection: SilverCollection, position: registry.SilverPosition) -> registry.SilverPosition:
+def _under_these_settings(collection: SilverCollection, work: CollectionWork) -> registry.SilverPosition:
     """The position with the row layout of the current settings; logs a warning if existing rows lack documents they now need."""
-    if collection.have_documents and position.documents is not True and _lacks_documents(collection):
+    position, have_documents = work.position, collection.keep_documents(work.position, work.span)
+    if have_documents and position.documents is not True and _lacks_documents(collection):
         log.warning(
             "%s: rows of silver were written without their whole documents. A row that gets a partial update stays "
             "incomplete until its document is read again: %s",
@@ -242,7 +242,7 @@ def _under_these_settings(collection: SilverCollection, position: registry.Silve
     return replace(
         position,
         high=high,
-        documents=collection.have_documents,
+        documents=have_documents,
         added=tuple(sorted(collection.reserved)),
         origin=collection.origin or position.origin,
     )

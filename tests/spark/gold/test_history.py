@@ -50,7 +50,7 @@ def silver_moves_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """
 
     def moved(collection: SilverCollection, work: CollectionWork, **_: Any) -> ranges.Progress:
-        position = dataclasses.replace(ranges._under_these_settings(collection, work.position), to=work.to)
+        position = dataclasses.replace(ranges._under_these_settings(collection, work), to=work.to)
         collection.move(position)
         return ranges.Progress(position, work.counts.events)
 
