@@ -221,13 +221,12 @@ class Writer(StatementCommits):
         places: Places | None = None,
         to: object,
         extra: Mapping[str, object] | None = None,
-        statistics: Sequence[str] = (),
     ) -> int | None:
         """Replace the rows of the keys, or of the places, by Arrow rows, as one fenced commit; the new version.
 
         As `upsert`, but without a Spark job: this process searches the keys. Without deletion vectors the other rows of their files are
         written again. The rows come in parts with the table's columns and types (`table_schema.conformed`). Returns None where only Spark
-        can do it, also where a part raises `NotReadable`; then nothing was committed. `statistics` is as in `append_arrow`.
+        can do it, also where a part raises `NotReadable`; then nothing was committed.
         """
         direct, live = self.direct, self.live
         if direct is None or live is None or not live.takes_rows(self.version) or live.schema != schema:
@@ -244,7 +243,7 @@ class Writer(StatementCommits):
         try:
             # The rest first: a file is encoded as suits its first rows.
             rows = _with_rows(itertools.chain(live_files.rest(live, rewritten), parts))
-            file = None if rows is None else self._new_file(direct, rows, schema, statistics)
+            file = None if rows is None else self._new_file(direct, rows, schema, live_files.measured_columns(live))
         except table_schema.NotReadable:
             return None
 
@@ -267,12 +266,11 @@ class Writer(StatementCommits):
         columns: StructType,
         to: object,
         extra: Mapping[str, object] | None = None,
-        statistics: Sequence[str] = (),
     ) -> int | None:
         """Replace all rows by Arrow rows, and the table's columns by `columns`, as one fenced commit; the new version.
 
-        The rows come in parts, made from the version that `live` is at; `statistics` is as in `append_arrow`. Returns None as
-        `replace_arrow` does, and where another writer has committed since.
+        The rows come in parts, made from the version that `live` is at. Returns None as `replace_arrow` does, and where another writer has
+        committed since.
         """
         direct, live, schema_json = self.direct, self.live, columns.json()
         if direct is None or live is None:
@@ -281,7 +279,7 @@ class Writer(StatementCommits):
         try:
             schema = table_schema.arrow_schema(columns.jsonValue())
             rows = _with_rows(table_schema.conformed(part, schema) for part in parts)
-            file = None if rows is None else self._new_file(direct, rows, schema, statistics)
+            file = None if rows is None else self._new_file(direct, rows, schema, live_files.measured_columns(live))
         except table_schema.NotReadable:
             return None
 

@@ -147,7 +147,6 @@ def _replaced(table: current.GoldTable, sources: SourceFiles, writer: Writer, ab
         keys=keys,
         to=table.work.silver.to,
         extra=table.extra(),
-        statistics=live_files.measured_columns(live),
     )
     return version is not None
 
@@ -163,7 +162,6 @@ def _rewritten(table: current.GoldTable, sources: SourceFiles, writer: Writer, c
         columns=columns,
         to=table.work.silver.to,
         extra=table.extra(),
-        statistics=live_files.measured_columns(live),
     )
     return None if version is None else whole.count
 

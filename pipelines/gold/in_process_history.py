@@ -208,7 +208,6 @@ def _is_written(history: History, live: LiveFiles, all_events: pa.Table, number:
         places=stored_versions.rows_of([*new_ids, *changes.ended]),
         to=position.to,
         extra=position.extra,
-        statistics=live_files.measured_columns(live),
     )
     return version is not None
 
@@ -236,7 +235,6 @@ def _is_rewritten(
         columns=columns,
         to=position.to,
         extra=position.extra,
-        statistics=live_files.measured_columns(live),
     )
     return version is not None
 

@@ -77,7 +77,6 @@ def replaced(few: FewRows, writer: Writer, *, to: object, extra: Mapping[str, ob
         places=few.places,
         to=to,
         extra=extra,
-        statistics=live_files.measured_columns(live),
     )
 
 

@@ -39,9 +39,6 @@ from pipelines.silver.read_ahead import Read, ReadAhead
 MANY_EVENTS = 2_000
 """A work with at least so many events is cut into ranges, and the first of them is read ahead."""
 
-STATISTICS = ("__key", "__sequence", "__batch")
-"""The columns with statistics for data skipping, as in the table's properties."""
-
 
 def reading(
     spark: SparkSession,
@@ -395,7 +392,7 @@ def _committed(collection: SilverCollection, batch: LocalBatch) -> LocalBatch:
         raise batches.NeedsSteps
     rows = (table_schema.conformed(part, live.schema) for part in batch.rows)
     to, extra = batch.next_position.to, collection.metadata(batch.next_position)
-    version = writer.replace_arrow(rows, schema=live.schema, keys=batch.keys, to=to, extra=extra, statistics=STATISTICS)
+    version = writer.replace_arrow(rows, schema=live.schema, keys=batch.keys, to=to, extra=extra)
     if version is None:
         raise batches.NeedsSteps
     return batch
@@ -426,5 +423,5 @@ def swept(collection: SilverCollection, sweep: Sweep, next_position: registry.Si
         return True
     deletes.remember_rows(collection, dict.fromkeys(keys, sweep.first), number)
     to, extra = next_position.to, collection.metadata(next_position)
-    version = collection.writer.replace_arrow([], schema=live.schema, keys=keys, to=to, extra=extra, statistics=STATISTICS)
+    version = collection.writer.replace_arrow([], schema=live.schema, keys=keys, to=to, extra=extra)
     return version is not None
