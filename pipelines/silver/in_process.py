@@ -112,11 +112,6 @@ class LocalBatch:
     facts: pa.Table | None = None
     """What goes to quarantine, if anything."""
 
-    @property
-    def number(self) -> int:
-        """The rows' `__batch`: bronze's last batch of the range."""
-        return self.range_.to
-
 
 def applied(
     collection: SilverCollection,
@@ -176,9 +171,6 @@ def _read(collection: SilverCollection, batch: LocalBatch) -> LocalBatch:
 
 def _split(collection: SilverCollection, batch: LocalBatch) -> LocalBatch:
     """Step: `_read` where an event cannot be read or has to wait: the events without these, and what goes to quarantine."""
-    if not collection.schema.schema.fields and reduction.is_at_once(collection, batch.counts):
-        # The steps would make a first version of the schema of the first documents, quarantined ones among them.
-        raise batches.NeedsSteps
     reader = _reader(collection.spark, collection.bronze, collection.namespace)
     split = in_process_quarantine.split(
         collection,
@@ -264,7 +256,7 @@ def _reduced(collection: SilverCollection, batch: LocalBatch) -> LocalBatch:
     rows = []
     if whole.marks:
         added, adds_deleted = collection.added(collection.schema.schema), collection.mode.adds_deleted
-        whole, marked_rows = in_process_fold.marked(live, whole, batch.number, added=added, adds_deleted=adds_deleted)
+        whole, marked_rows = in_process_fold.marked(live, whole, batch.range_.to, added=added, adds_deleted=adds_deleted)
         rows.append(marked_rows)
     winners, deleted_at = _winners(whole)
     if batch.is_late:
@@ -327,14 +319,17 @@ def _winners(whole: in_process_fold.WholeEvents) -> tuple[list[int], dict[str, s
 def _typed(collection: SilverCollection, batch: LocalBatch) -> LocalBatch:
     """Step: types the documents by a schema that holds all of them, while the deletes are remembered."""
     events, current = batch.events, collection.schema.schema
-    with deletes.remembering(collection, batch.deleted_at, batch.number):  # meanwhile the JVM is idle
+    # `at_once` records the schema of the first documents as a version of its own: the schema history must not depend on the way.
+    keeps_first = not (current.fields or batch.is_late) and reduction.is_at_once(collection, batch.counts)
+    if keeps_first and batch.facts is not None:  # quarantined documents are among those
+        raise batches.NeedsSteps
+    with deletes.remembering(collection, batch.deleted_at, batch.range_.to):  # meanwhile the JVM is idle
         result = collection.typer.typed(
             table_schema.as_array(events["after"]),
             batch.documents,
             current=current,
             reserved=collection.reserved,
-            # `at_once` records it as a version of its own: the schema history must not depend on the way.
-            keeps_first=not (current.fields or batch.is_late) and reduction.is_at_once(collection, batch.counts),
+            keeps_first=keeps_first,
         )
     if result is None:
         raise batches.Unreadable
@@ -364,7 +359,7 @@ def _table_rows(collection: SilverCollection, batch: LocalBatch) -> LocalBatch:
     columns |= {
         "__key": events["key"],
         "__sequence": events["__sequence"],
-        "__batch": pa.array([batch.number] * events.num_rows, pa.int64()),
+        "__batch": pa.array([batch.range_.to] * events.num_rows, pa.int64()),
     }
     return replace(batch, rows=(pa.table(columns), *batch.rows))
 
@@ -383,7 +378,7 @@ def _committed(collection: SilverCollection, batch: LocalBatch) -> LocalBatch:
         if not {*batch.facts["reason"].to_pylist()} <= {quarantine_rules.Reason.FOLLOWS, *quarantine_rules.ENDINGS}:
             evolve.tell_of_quarantine(collection)
     for evolution in batch.evolutions:
-        evolve.record(collection, evolution, batch.number)  # before the table holds it
+        evolve.record(collection, evolution, batch.range_.to)  # before the table holds it
     if changes.added and not writer.define(table_columns.with_added(held_columns, row_columns)):
         raise batches.NeedsSteps
     if changes.widened:
