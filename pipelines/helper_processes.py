@@ -173,6 +173,7 @@ class HelperProcesses:
 
 
 _POOLS: list[HelperProcesses] = []
+"""All pools of this process, for `kill_all`."""
 
 
 def kill_all() -> None:

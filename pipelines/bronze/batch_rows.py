@@ -142,6 +142,7 @@ def _is_inside(file: local_log.AddedFile, span: BatchRange) -> bool:
 
 
 _recent = recent_files.RecentFiles()
+"""The small files that any collection of this process has read last."""
 
 
 def _is_small(file: local_log.AddedFile) -> bool:

@@ -58,6 +58,7 @@ LISTING_SECONDS, LISTING_SHARE = 0.1, 200
 a month's log takes seconds."""
 
 _LISTED_UNTIL: dict[Path, float] = {}
+"""When each log may be listed again, by the monotonic clock."""
 
 
 class VersionTaken(Exception):
@@ -464,6 +465,7 @@ def _log_once(line: str) -> None:
 
 
 _FENCING: WeakKeyDictionary[Any, dict[bool, SparkSession]] = WeakKeyDictionary()
+"""The sessions of each Spark context for fenced commits, by whether the checksum of a version names the table's files."""
 
 
 def _fencing_session(spark: SparkSession, *, names_files: bool) -> SparkSession:

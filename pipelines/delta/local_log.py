@@ -151,6 +151,7 @@ def newest_version(folder: Path) -> int | None:
 
 
 _NEWEST: dict[Path, int] = {}
+"""The newest version of each log at the last look: a folder of a month's commits takes long to list."""
 
 
 def _listed(log: Path) -> list[str]:

@@ -66,8 +66,11 @@ def required_confs(spark: SparkSession, settings: Mapping[str, str]) -> Iterator
 WITHOUT_SETTINGS = "this session takes no settings of Delta, so that a MERGE is a write of the keys that it touches"
 
 _locks: WeakKeyDictionary[SparkSession, threading.RLock] = WeakKeyDictionary()
+"""By session: held while a block has changed its settings."""
+
 _takes_settings: WeakKeyDictionary[SparkSession, bool] = WeakKeyDictionary()
 _holds_rows: WeakKeyDictionary[SparkSession, bool] = WeakKeyDictionary()
+"""What a session can do is tried once (`takes_settings`, `holds_rows`)."""
 
 PROBE = {"spark.databricks.delta.write.txnVersion.autoReset.enabled": "true"}
 """A setting of a fenced statement that has no effect by itself."""

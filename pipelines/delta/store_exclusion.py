@@ -46,6 +46,7 @@ _UNABLE = (
 )
 
 _PROVEN: set[tuple[int, str]] = set()
+"""The process and store of each proof: a forked process proves it again."""
 
 
 def check(spark: SparkSession, location: str) -> None:

@@ -335,7 +335,10 @@ class CopiedLog:
 
 
 _COPIED: dict[Path, CopiedLog] = {}
+"""The copied log of each folder: all readers and writers of this process share what was fetched."""
+
 _COPYING = threading.Lock()
+"""Held while a log is added to `_COPIED`."""
 
 
 def place(spark: SparkSession, location: str) -> Path | None:

@@ -57,6 +57,7 @@ class _ReadAction(NamedTuple):
 
 
 _READ: dict[tuple[Path, str], _ReadAction] = {}
+"""The last answers of `newest_action`, by folder and kind."""
 
 
 def newest_action(folder: Path, kind: str) -> dict[str, Any] | None:

@@ -37,6 +37,7 @@ _OF_SPARK = re.compile(
 _SQL_STATE = re.compile(r"SQLSTATE: (\w\w)")
 
 _one_at_a_time = threading.Lock()
+"""Warnings, like the state of the library, belong to the process."""
 
 
 @dataclass(frozen=True)

@@ -231,6 +231,7 @@ def stop(seconds: float = 10) -> bool:
 
 
 _CANCELLED = threading.Event()
+"""Set while the jobs of a process that ends are cancelled; there is one command per process."""
 
 
 def is_cancelling() -> bool:
