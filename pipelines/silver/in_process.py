@@ -366,9 +366,10 @@ def _table_rows(collection: SilverCollection, batch: LocalBatch) -> LocalBatch:
 
 def _committed(collection: SilverCollection, batch: LocalBatch) -> LocalBatch:
     """Step: records the schema, adds the columns that the table lacks, widens types, and commits the rows with the position."""
-    writer, live, held_columns = collection.writer, batch.live, batch.live.spark_schema()
-    row_columns = from_arrow_schema(batch.rows[0].schema)
-    changes = table_columns.alterations(held_columns, row_columns)
+    writer, live, row_schema = collection.writer, batch.live, batch.rows[0].schema
+    changes = table_columns.Alteration()
+    if not {*row_schema}.issubset(live.schema):  # rarely: to compare hundreds of columns as Spark's types takes milliseconds
+        changes = table_columns.alterations(live.spark_schema(), from_arrow_schema(row_schema))
     if changes.impossible:
         raise batches.NeedsSteps
     if batch.facts is not None and batch.facts.num_rows:
@@ -379,7 +380,7 @@ def _committed(collection: SilverCollection, batch: LocalBatch) -> LocalBatch:
             evolve.tell_of_quarantine(collection)
     for evolution in batch.evolutions:
         evolve.record(collection, evolution, batch.range_.to)  # before the table holds it
-    if changes.added and not writer.define(table_columns.with_added(held_columns, row_columns)):
+    if changes.added and not writer.define(table_columns.with_added(live.spark_schema(), from_arrow_schema(row_schema))):
         raise batches.NeedsSteps
     if changes.widened:
         write.widen(collection, changes)
