@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -72,7 +73,7 @@ class CollectionSettings:
     on_drop: OnGone = OnGone.DELETE
     on_rename: OnGone = OnGone.DELETE
 
-    @property
+    @functools.cached_property
     def pins(self) -> Pins:
         """The pinned columns; `schema` takes precedence over `map.fields`."""
         return parse_pins({**dict.fromkeys(self.map_fields, "map"), **self.schema})
