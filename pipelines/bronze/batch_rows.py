@@ -197,15 +197,6 @@ def _equal(among: Mapping[str, str]) -> Iterator[_Condition]:
     return ((name, "==", value) for name, value in among.items())
 
 
-def _of(rows: pa.Table, is_wanted: pa.ChunkedArray) -> pa.Table:
-    """The wanted rows; without a copy where they are adjacent, such as those of a chunk before its heartbeat."""
-    indices = pc.indices_nonzero(is_wanted)
-    if not len(indices):
-        return rows.slice(0, 0)
-    first, last = indices[0].as_py(), indices[-1].as_py()
-    return rows.slice(first, len(indices)) if last - first + 1 == len(indices) else rows.take(indices)
-
-
 def _parts(
     file: local_log.AddedFile, columns: Sequence[str], among: Mapping[str, str], size_bytes: int
 ) -> Iterator[pa.Table]:
@@ -220,7 +211,8 @@ def _parts(
             batch_size = local_log.rows_at_a_time(parquet, columns, most=PART_ROWS, size_bytes=size_bytes, group=groups[0])
             for part in parquet.iter_batches(batch_size, row_groups=groups, columns=list(columns)):
                 rows = pa.Table.from_batches([part])
-                yield _of(rows, functools.reduce(pc.and_, (pc.equal(rows[name], value) for name, value in among.items())))
+                is_wanted = functools.reduce(pc.and_, (pc.equal(rows[name], value) for name, value in among.items()))
+                yield recent_files.at(rows, pc.indices_nonzero(is_wanted).to_numpy())
 
 
 def _groups(path: Path, among: Mapping[str, str]) -> list[int]:

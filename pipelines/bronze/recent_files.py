@@ -52,13 +52,17 @@ class _FileRows:
         return _FileRows(rows, {tuple(rows[name][group[0]].as_py() for name in names): group for group in groups})
 
     def having(self, values: tuple[object, ...]) -> pa.Table:
-        """The rows with these values, in order; without a copy where they are adjacent."""
-        indexes = self.indexes.get(values)
-        if indexes is None:
-            return self.rows.slice(0, 0)
-        if indexes[-1] - indexes[0] + 1 == len(indexes):
-            return self.rows.slice(indexes[0], len(indexes))
-        return self.rows.take(indexes)
+        """The rows with these values, in order."""
+        return at(self.rows, self.indexes.get(values, _NONE))
+
+
+_NONE = np.empty(0, np.int64)
+
+
+def at(rows: pa.Table, indexes: np.ndarray) -> pa.Table:
+    """The rows of ascending indexes; without a copy where they are adjacent, such as those of a chunk before its heartbeat."""
+    first, last = (indexes[0], indexes[-1]) if len(indexes) else (0, -1)
+    return rows.slice(first, len(indexes)) if last - first + 1 == len(indexes) else rows.take(indexes)
 
 
 class RecentFiles:
