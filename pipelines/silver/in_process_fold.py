@@ -349,8 +349,9 @@ def _results(events: pa.Table, pending: Sequence[_Pending], stored: pa.StringArr
     size_bytes = updates.nbytes + stored.nbytes
     rows = max(1, min(PART_ROWS, helper_processes.PART_BYTES * len(pending) // max(1, size_bytes)))
     parts = [pending[start : start + rows] for start in range(0, max(1, len(pending)), rows)]
-    count = helper_processes.cores() if size_bytes >= helper_processes.MANY_BYTES else 0
-    with helper_processes.DOCUMENTS.borrowed(count) as helpers:
+    if size_bytes < helper_processes.MANY_BYTES:
+        return pa.Table.from_batches(itertools.chain.from_iterable(fold.fold_batch(part_of(some)) for some in parts))
+    with helper_processes.DOCUMENTS.borrowed(helper_processes.cores()) as helpers:
         results = helper_processes.shared(
             helper_processes.ListedTasks(parts),
             lambda some: list(fold.fold_batch(part_of(some))),
