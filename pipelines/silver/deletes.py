@@ -61,9 +61,17 @@ def not_resurrected(collection: SilverCollection, batch: RowBatch) -> RowBatch:
 
 
 def remembered(collection: SilverCollection, batch: RowBatch) -> RowBatch:
-    """Step: stores deletes that remove rows, before the rows are removed."""
-    if batch.deletes is not None and collection.mode.removes_row:
-        remember(collection, batch.deletes, batch.number)
+    """Step: stores deletes that remove rows, before the rows are removed, so that a crash in between loses none."""
+    if batch.deletes is None or not collection.mode.removes_row:
+        return batch
+    silver_tables.create_deletes(collection.spark, collection.deletes)
+    facts = batch.deletes.rows.select("__key", "__sequence", F.lit(batch.number).cast("bigint").alias("__batch"))
+    # Without a fence, unlike documents: a delete stays true, whoever stores it and however often.
+    if batch.deletes.events > survey.MAX_DRIVER_ROWS:
+        ops_tables.append(facts, collection.deletes)
+        collection.remembered = registry.deletes_version(collection.spark, collection.deletes)
+    else:
+        _append(collection, facts.toArrow())
     return batch
 
 
@@ -88,18 +96,6 @@ def remembering(collection: SilverCollection, deleted_at: Mapping[str, str], num
         future = pool.submit(remember_rows, collection, deleted_at, number)
         yield
         future.result()
-
-
-def remember(collection: SilverCollection, deletes: Deletes, number: int) -> None:
-    """Store the deletes before the MERGE, so that a crash in between loses none."""
-    silver_tables.create_deletes(collection.spark, collection.deletes)
-    facts = deletes.rows.select("__key", "__sequence", F.lit(number).cast("bigint").alias("__batch"))
-    # Without a fence, unlike documents: a delete stays true, whoever stores it and however often.
-    if deletes.events > survey.MAX_DRIVER_ROWS:
-        ops_tables.append(facts, collection.deletes)
-        collection.remembered = registry.deletes_version(collection.spark, collection.deletes)
-    else:
-        _append(collection, facts.toArrow())
 
 
 def _append(collection: SilverCollection, facts: pa.Table) -> None:

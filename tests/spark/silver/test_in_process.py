@@ -135,7 +135,7 @@ def content(hop: Hop, kind: str) -> tuple[dict[str, str], list[str]]:
     live = live_files.LiveFiles(Path(table.path or ""))
     assert live.move_to(table_history.version(hop.spark, table))
     rows = [*map(_row, live.rows(live.files()).to_pylist())]
-    # A fact is stored a second time where Spark continues after this process has stored it (`deletes.remember`).
+    # A fact is stored a second time where Spark continues after this process has stored it (`deletes.remembered`).
     return types, sorted(set(rows) if kind in ("deletes", "quarantine") else rows)
 
 
