@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import functools
 import itertools
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -19,6 +20,9 @@ from pipelines.delta import file_statistics, key_index, stored_ranges, table_sch
 from pipelines.delta.stored_ranges import Source
 
 THREADS = min(4, os.cpu_count() or 1)
+
+FEW_ROWS = 100_000
+"""So many rows, or fewer, are searched without threads of their own: to start these takes longer, for each of hundreds of collections."""
 
 STORED_ROWS = 10_000_000
 """The most rows whose keys one search reads from a store, some 300 MB. Larger searches are for executors."""
@@ -36,13 +40,12 @@ def places(folder: Path, files: Sequence[dict[str, Any]], column: str, values: S
     `is_kept` allows indexes of the files' values (`key_index`). Raises `OSError`.
     """
     search_keys = key_index.SearchKeys(pa.array(values, pa.string()), is_kept=is_kept)
-    # Arrow releases the interpreter's lock while it reads and compares.
-    with ThreadPoolExecutor(THREADS, thread_name_prefix="medallion-keys") as pool:
-        file_rows = [*pool.map(lambda file: key_index.rows(folder, file, column, search_keys), files)]
+    with mapped(is_little=_are_few(files)) as map_:
+        file_rows = [*map_(lambda file: key_index.rows(folder, file, column, search_keys), files)]
         missing_numbers = [number for number, rows in enumerate(file_rows) if rows is None]
         unread_files = [files[number] for number in missing_numbers]
         groups = _groups([*zip(unread_files, _sources(folder, unread_files), strict=True)])
-        group_rows = pool.map(lambda group: _rows(folder, group, column, search_keys), groups)
+        group_rows = map_(lambda group: _rows(folder, group, column, search_keys), groups)
         for number, rows in zip(missing_numbers, itertools.chain.from_iterable(group_rows), strict=True):
             file_rows[number] = rows
     return [(file, rows) for file, rows in zip(files, file_rows, strict=True) if rows]
@@ -69,9 +72,23 @@ def places_of(folder: Path, files: Sequence[dict[str, Any]], keys: pa.Table, sch
             *itertools.compress(numbers.to_pylist(), (each in sought_tuples for each in tuples(file_rows.take(numbers))))
         ]
 
-    with ThreadPoolExecutor(THREADS, thread_name_prefix="medallion-keys") as pool:
-        file_rows = pool.map(rows, _sources(folder, files))
+    with mapped(is_little=_are_few(files)) as map_:
+        file_rows = map_(rows, _sources(folder, files))
         return [(file, numbers) for file, numbers in zip(files, file_rows, strict=True) if numbers]
+
+
+@contextlib.contextmanager
+def mapped(*, is_little: bool) -> Iterator[Callable[..., Iterator[Any]]]:
+    """`map`, by threads during the block unless the work is little. Arrow releases the interpreter's lock while it reads and compares."""
+    if is_little:
+        yield map
+        return
+    with ThreadPoolExecutor(THREADS, thread_name_prefix="medallion-keys") as pool:
+        yield pool.map
+
+
+def _are_few(files: Sequence[dict[str, Any]]) -> bool:
+    return sum(map(file_statistics.row_count, files)) <= FEW_ROWS
 
 
 def tuples(rows: pa.Table) -> Iterator[tuple[Any, ...]]:

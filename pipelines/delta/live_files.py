@@ -10,7 +10,6 @@ import bisect
 import itertools
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -53,6 +52,9 @@ makes files of this size, too."""
 
 MANY_BYTES = 64 * 2**20
 """Rows are read here at once up to this size: a document may have 16 MB."""
+
+FEW_BYTES = 2**20
+"""So many bytes, or fewer, are read without threads of their own, which would take longer to start."""
 
 PART_BYTES = 16 * 2**20
 """The size of one part. A hop has several of them in memory, and a service up to four hops at once."""
@@ -322,12 +324,12 @@ def rows_at(live: LiveFiles, places: Places, *, columns: Sequence[str], size_byt
     schema, remaining_bytes = _schema_of(live.schema, columns), size_bytes
     present_places = present(live, places)
     sources = stored_ranges.sources(live.folder, [file for file, _ in present_places])
-    sizes = (
+    read_size = sum(
         local_log.columns_bytes(source, set(columns), rows=rows)
         for source, (_, rows) in zip(sources, present_places, strict=True)
     )
     is_stored = stored_files.copied(live.folder) is not None
-    if sum(sizes) > (min(read_bytes, stored_ranges.READ_BYTES) if is_stored else read_bytes):
+    if read_size > (min(read_bytes, stored_ranges.READ_BYTES) if is_stored else read_bytes):
         raise table_schema.NotReadable
 
     def read(path: stored_ranges.Source, numbers: Sequence[int]) -> list[pa.Table]:
@@ -340,8 +342,8 @@ def rows_at(live: LiveFiles, places: Places, *, columns: Sequence[str], size_byt
             parts.append(table_schema.conformed(part, schema))
         return parts
 
-    with ThreadPoolExecutor(key_search.THREADS, thread_name_prefix="medallion-rows") as pool:
-        part_lists = pool.map(read, sources, (numbers for _, numbers in present_places))
+    with key_search.mapped(is_little=read_size <= FEW_BYTES) as map_:
+        part_lists = map_(read, sources, (numbers for _, numbers in present_places))
         return pa.concat_tables([schema.empty_table(), *itertools.chain.from_iterable(part_lists)])
 
 
