@@ -116,22 +116,23 @@ class _KnownKeys:
     used: float = 0.0
 
 
-_Name: TypeAlias = tuple[Path, str, int, int]
+KeyColumn: TypeAlias = tuple[Path, str, int, int]
+"""A column of a data file: the file's path, the column's name, and what tells the file from another one of this path."""
 
 
 class _HeldIndexes:
     """The cache of indexes by file; the least recently used come first."""
 
     def __init__(self) -> None:
-        self._entries: OrderedDict[_Name, _KnownKeys] = OrderedDict()
+        self._entries: OrderedDict[KeyColumn, _KnownKeys] = OrderedDict()
         self._size_bytes = 0
         self._lock = threading.Lock()
 
-    def get(self, name: _Name) -> KeyIndex | None:
+    def get(self, name: KeyColumn) -> KeyIndex | None:
         with self._lock:
             return self._used(name).index if name in self._entries else None
 
-    def is_due(self, name: _Name, rows: int) -> bool:
+    def is_due(self, name: KeyColumn, rows: int) -> bool:
         """Count a reading of a file's keys; whether to build an index of `rows` rows. Evicts old entries."""
         with self._lock:
             self._entries.setdefault(name, _KnownKeys())
@@ -139,13 +140,13 @@ class _HeldIndexes:
             entry.looks += 1
             return entry.looks >= _LOOKS and entry.index is None and self._has_room(_ROW_BYTES * rows)
 
-    def put(self, name: _Name, index: KeyIndex) -> None:
+    def put(self, name: KeyColumn, index: KeyIndex) -> None:
         with self._lock:
             if name in self._entries and self._entries[name].index is None:
                 self._entries[name].index = index
                 self._size_bytes += index.size_bytes
 
-    def _used(self, name: _Name) -> _KnownKeys:
+    def _used(self, name: KeyColumn) -> _KnownKeys:
         entry = self._entries[name]
         entry.used = time.monotonic()
         self._entries.move_to_end(name)
@@ -167,7 +168,7 @@ def rows(folder: Path, file: Mapping[str, Any], column: str, search_keys: Search
 
     `file` is the `add` action.
     """
-    index = _HELD.get(_name(folder, file, column)) if search_keys.is_kept else None
+    index = _HELD.get(key_column(folder, file, column)) if search_keys.is_kept else None
     return None if index is None else index.rows(search_keys)
 
 
@@ -175,13 +176,14 @@ def saw(folder: Path, file: Mapping[str, Any], column: str, keys: pa.ChunkedArra
     """Note that a search read a file's column, `keys`; builds its index after some readings. Raises `OSError`."""
     if search_keys.rows_left <= 0 or keys.null_count:
         return
-    name = _name(folder, file, column)
+    name = key_column(folder, file, column)
     if _HELD.is_due(name, len(keys)):
         search_keys.rows_left -= len(keys)
         _HELD.put(name, KeyIndex(keys))
 
 
-def _name(folder: Path, file: Mapping[str, Any], column: str) -> _Name:
+def key_column(folder: Path, file: Mapping[str, Any], column: str) -> KeyColumn:
+    """The column of a file, given by its `add` action. Raises `OSError`."""
     path = local_log.data_path(folder, file["path"])
     if stored_files.copied(folder) is not None:  # the copy may be evicted, while its index stays valid
         return path, column, file["size"], file.get("modificationTime", 0)

@@ -7,6 +7,8 @@ import errno
 import functools
 import itertools
 import os
+import threading
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -26,6 +28,15 @@ FEW_ROWS = 100_000
 
 STORED_ROWS = 10_000_000
 """The most rows whose keys one search reads from a store, some 300 MB. Larger searches are for executors."""
+
+SMALL_BYTES = 64 * 2**10
+"""The size up to which a file is small: its keys are kept, because a service searches it at each commit until a compaction merges it."""
+
+KEPT_BYTES = 32 * 2**20
+"""The memory of the keys that are kept: those of some ten thousand files."""
+
+_ENTRY_BYTES = 1000
+"""The memory of a file's entry, besides its keys."""
 
 _GROUP_ROWS = 500_000
 """The rows whose keys a thread reads at a time."""
@@ -132,7 +143,7 @@ def _groups(files: Sequence[_SourcedFile]) -> Iterator[list[_SourcedFile]]:
 
 def _rows(folder: Path, files: Sequence[_SourcedFile], column: str, search_keys: key_index.SearchKeys) -> list[list[int]]:
     """The numbers of the rows of each file that hold one of the values."""
-    columns = [_texts(source, column) for _, source in files]
+    columns = [_texts(folder, file, source, column) for file, source in files]
     # One call for all files: Arrow hashes the sought values in each call.
     chunks = [chunk for texts in columns for chunk in texts.chunks]
     is_sought = pc.is_in(pa.chunked_array(chunks, pa.string()), value_set=search_keys.keys)
@@ -144,11 +155,49 @@ def _rows(folder: Path, files: Sequence[_SourcedFile], column: str, search_keys:
     return row_numbers
 
 
-def _texts(source: Source, column: str) -> pa.ChunkedArray:
-    """A STRING column of a file, deleted rows included. Keeps the chunks of the read: combining them takes as long as reading."""
+def _texts(folder: Path, file: dict[str, Any], source: Source, column: str) -> pa.ChunkedArray:
+    """A STRING column of a file, deleted rows included; that of a small file is kept."""
+    if file["size"] > SMALL_BYTES:
+        return _read(source, column)
+    name = key_index.key_column(folder, file, column)
+    texts = _KEPT.get(name)
+    if texts is None:
+        _KEPT.put(name, texts := _read(source, column))
+    return texts
+
+
+def _read(source: Source, column: str) -> pa.ChunkedArray:
+    """A STRING column of a file. Keeps the chunks of the read: combining them takes as long as reading."""
     with pq.ParquetFile(source) as parquet:
         has_column = column in parquet.schema_arrow.names  # a file that is older than the column lacks it
         rows = parquet.read([column] if has_column else [])
     if has_column and pa.types.is_string(rows[column].type):
         return rows[column]
     return table_schema.conformed(rows, pa.schema([(column, pa.string())]))[column]
+
+
+class _KeptKeys:
+    """An LRU cache of the keys of small files, which never change."""
+
+    def __init__(self) -> None:
+        self._columns: OrderedDict[key_index.KeyColumn, pa.ChunkedArray] = OrderedDict()
+        self._size_bytes = 0
+        self._lock = threading.Lock()
+
+    def get(self, name: key_index.KeyColumn) -> pa.ChunkedArray | None:
+        with self._lock:
+            if name in self._columns:
+                self._columns.move_to_end(name)
+            return self._columns.get(name)
+
+    def put(self, name: key_index.KeyColumn, texts: pa.ChunkedArray) -> None:
+        with self._lock:
+            if name not in self._columns:
+                self._columns[name] = texts
+                self._size_bytes += texts.nbytes + _ENTRY_BYTES
+            while self._size_bytes > KEPT_BYTES:
+                self._size_bytes -= self._columns.popitem(last=False)[1].nbytes + _ENTRY_BYTES
+
+
+_KEPT = _KeptKeys()
+"""Those of all tables of this process."""

@@ -27,7 +27,7 @@ def _searched(keys: list[str]) -> key_index.SearchKeys:
 
 def _write(path: Path, keys: list[str]) -> dict[str, str]:
     pq.write_table(pa.table({"__key": pa.array(keys, pa.string())}), path)
-    return {"path": path.name, "stats": f'{{"numRecords": {len(keys)}}}'}
+    return {"path": path.name, "size": path.stat().st_size, "stats": f'{{"numRecords": {len(keys)}}}'}
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -57,8 +57,9 @@ def test_files_are_read_three_times_and_then_no_more(tmp_path: Path, monkeypatch
     """A small table gets no index, and is read every time."""
     files = [_write(tmp_path / f"{name}.parquet", [name, "both"]) for name in "ab"]
     read: list[str] = []
-    texts = key_search._texts
-    monkeypatch.setattr(key_search, "_texts", lambda path, column: read.append(path.stem) or texts(path, column))
+    texts = key_search._read
+    monkeypatch.setattr(key_search, "_read", lambda path, column: read.append(path.stem) or texts(path, column))
+    monkeypatch.setattr(key_search, "SMALL_BYTES", 0)
     for _ in range(5):
         assert key_search.places(tmp_path, files, "__key", ["b", "both"], is_kept=True) == [
             (files[0], [1]),

@@ -50,3 +50,34 @@ def test_rows_of_keys_in_several_columns(tmp_path: Path, seed: int) -> None:
     assert [(file["path"], numbers) for file, numbers in places] == [
         (file["path"], numbers) for file, numbers in zip(files, expected, strict=True) if numbers
     ]
+
+
+def keys_file(folder: Path, name: str, keys: list[str]) -> dict[str, Any]:
+    """A data file with these keys; returns its `add` action."""
+    pq.write_table(pa.table({"__key": keys}), folder / name)
+    return {"path": name, "size": (folder / name).stat().st_size, "stats": f'{{"numRecords": {len(keys)}}}'}
+
+
+def test_the_keys_of_small_files_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A service searches them at each commit. A file that replaces another one of its name is read; the memory is limited."""
+    reads, read = [], key_search._read
+    monkeypatch.setattr(key_search, "_read", lambda source, column: (reads.append(source.name), read(source, column))[1])
+    monkeypatch.setattr(key_search, "_KEPT", key_search._KeptKeys())
+
+    def found(*files: dict[str, Any]) -> dict[str, list[int]]:
+        places = key_search.places(tmp_path, files, "__key", ["b", "x"], is_kept=False)
+        return {file["path"]: [*rows] for file, rows in places}
+
+    one, two = keys_file(tmp_path, "1", ["a", "b"]), keys_file(tmp_path, "2", ["b", "b"])
+    for _ in range(3):
+        assert found(one, two) == {"1": [1], "2": [0, 1]}
+    assert reads == ["1", "2"]
+    (tmp_path / "1").unlink()
+    assert found(keys_file(tmp_path, "1", ["x", "a", "x"]), two) == {"1": [0, 2], "2": [0, 1]}
+    assert reads == ["1", "2", "1"]
+    monkeypatch.setattr(key_search, "KEPT_BYTES", 1500)
+    three = keys_file(tmp_path, "3", ["x"])
+    assert found(three) == {"3": [0]} and found(two) == {"2": [0, 1]} and found(three) == {"3": [0]}
+    assert reads == ["1", "2", "1", "3", "2", "3"]
+    monkeypatch.setattr(key_search, "SMALL_BYTES", 10)
+    assert found(three) == {"3": [0]} and reads[-2:] == ["3", "3"]

@@ -52,7 +52,7 @@ class Table:
         pq.write_table(pa.table({"__key": keys, "__batch": [batch] * len(keys), "n": numbers}), self.folder / name)
         stats = {"numRecords": len(keys), "minValues": {"__key": min(keys), "__batch": batch}}
         stats["maxValues"] = {"__key": max(keys), "__batch": batch}
-        return {"path": name, "stats": json.dumps(stats), **more}
+        return {"path": name, "size": (self.folder / name).stat().st_size, "stats": json.dumps(stats), **more}
 
     def without(self, file: dict[str, Any], rows: list[int]) -> dict[str, Any]:
         name, vector = uuid.uuid4(), deletion_vector.serialized(BitMap64(rows))
@@ -112,7 +112,7 @@ def test_a_file_without_the_columns_has_its_rows_all_the_same(table: Table) -> N
     """For example a file that somebody appended by Spark without these columns: its rows have nulls, and are above no batch."""
     file = table.file(["a", "b"], 1)
     pq.write_table(pa.table({"__key": ["c", "d", "e"]}), table.folder / "somebodys.parquet")
-    somebodys = {"path": "somebodys.parquet", "stats": json.dumps({"numRecords": 3})}
+    somebodys = {"path": "somebodys.parquet", "size": 400, "stats": json.dumps({"numRecords": 3})}
     live = LiveFiles(table.folder)
     assert live.move_to(table.commit({"add": file}, {"add": table.without(somebodys, [1])}))
     assert live.rows_above("__batch", 0, columns=["__key"], limit=100)["__key"].to_pylist() == ["a", "b"]
@@ -289,7 +289,9 @@ def test_the_statistics_of_many_files_are_read_once(table: Table, monkeypatch: p
     stats = '{{"numRecords": 2, "minValues": {{"__key": "a{0}", "__batch": {0}}}, "maxValues": {{"__key": "b{0}", "__batch": {0}}}}}'
     monkeypatch.setattr(live_files, "MANY_ROWS", 1)
     live = LiveFiles(table.folder)
-    assert live.move_to(table.commit(*({"add": {"path": str(each), "stats": stats.format(each)}} for each in range(45_000))))
+    assert live.move_to(
+        table.commit(*({"add": {"path": str(each), "size": 1, "stats": stats.format(each)}} for each in range(45_000)))
+    )
     assert live.count_above("__batch", 44_990) == 18 and live.is_many("__key", ["a7"])
     monkeypatch.delattr(file_statistics.json, "loads")
     assert live.count_above("__batch", 44_990) == 18 and live.is_many("__key", ["a7"])
