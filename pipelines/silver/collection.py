@@ -45,8 +45,6 @@ class SilverCollection:
     """Columns that `add.fields` or `add.headers` made, now or earlier: no field of a document gets their names."""
     origin: str = ""
     """A new random name if all events are applied again, so that gold starts again too; otherwise empty."""
-    needs_steps: bool = False
-    """Whether a range of the current work went through the steps, because this process could not apply it."""
     remembered: int | None = None
     """The version of the table of remembered deletes that holds the last of them, if this process can read it."""
     delete_files: int = 0

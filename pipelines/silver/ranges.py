@@ -69,7 +69,6 @@ def apply(
     of events of each range that was applied.
     """
     position = _under_these_settings(collection, work)
-    collection.needs_steps = False
     portions = in_process.ranges(collection, work)
     ranges = portions or _ranges(collection, work, work.span)
     needless_sweeps, due_sweeps = sweeps.split(collection, work)
@@ -86,10 +85,11 @@ def apply(
         counts = (
             work.counts if is_whole else survey.counts_of(collection.spark, collection.bronze, collection.namespace, range_)
         )
-        position = _with_sweeps(collection, range_, counts, position, collection_ends.within(due_sweeps, range_))
+        due = collection_ends.within(due_sweeps, range_)
+        position, is_local = _with_sweeps(collection, range_, counts, position, due)
         events += counts.events
         hear(counts.events)
-        if ranges and portions and collection.needs_steps:
+        if ranges and portions and not is_local:
             # The rest goes through Spark, in as few ranges as the settings allow.
             ranges, portions = _ranges(collection, work, BatchRange(range_.to, work.to)), None
     collection.ahead.forget()
@@ -102,14 +102,17 @@ def _with_sweeps(
     counts: survey.EventCounts,
     position: registry.SilverPosition,
     due: Sequence[Sweep],
-) -> registry.SilverPosition:
-    """Apply one range and its sweeps. The position moves with the last of them, so that a crash in between repeats the range."""
-    position = _range(collection, range_, counts, position, to=position.to if due else range_.to)
+) -> tuple[registry.SilverPosition, bool]:
+    """Apply one range and its sweeps. The position moves with the last of them, so that a crash in between repeats the range.
+
+    Also returns whether this process applied the events itself.
+    """
+    position, is_local = _range(collection, range_, counts, position, to=position.to if due else range_.to)
     for sweep in due:
         to = range_.to if sweep is due[-1] else position.to
         position = replace(sweeps.position_after(collection, sweep, position), to=to)
         sweeps.apply(collection, sweep, position, range_=range_)
-    return position
+    return position, is_local
 
 
 def _range(
@@ -119,17 +122,16 @@ def _range(
     position: registry.SilverPosition,
     *,
     to: int,
-) -> registry.SilverPosition:
+) -> tuple[registry.SilverPosition, bool]:
     next_position = replace(position, to=to, high=max(position.high or "", counts.high))
     if not counts.events:
         # No events of this collection: a commit without rows moves the position.
         collection.move(next_position)
-        return next_position
+        return next_position, True
     is_late = _is_late(collection, counts, position)
     is_after_floor = counts.low >= position.floor
     if is_after_floor and in_process.applied(collection, range_, counts, next_position, is_late=is_late):
-        return next_position
-    collection.needs_steps = True
+        return next_position, True
     collection.lacks_quarantine = False  # the steps may create it
     collection.ahead.forget()  # up to some hundred megabytes that Spark does not use
     events = _wanted(collection, collection.events(range_), counts)
@@ -155,7 +157,7 @@ def _range(
         # A late row must be compared with the table's row, which only the full steps do.
         if batch.is_late or not _written_at_once(collection, batch):
             batches.through(STEPS, collection, batch)
-    return next_position
+    return next_position, False
 
 
 def _confs(collection: SilverCollection, counts: survey.EventCounts) -> tuple[Mapping[str, str], Mapping[str, str]]:

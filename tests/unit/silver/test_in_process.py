@@ -596,7 +596,7 @@ def test_a_long_span_over_a_large_table_is_not_cut_for_this_process(hop: Hop, mo
     monkeypatch.setattr(collection_events, "PORTION_EVENTS", 2)
     monkeypatch.setattr(in_process, "MANY_EVENTS", 2)
     spans: list[Any] = []
-    monkeypatch.setattr(ranges, "_range", lambda collection, range_, counts, reached, to: spans.append(range_) or reached)
+    monkeypatch.setattr(ranges, "_range", lambda collection, range_, counts, at, to: spans.append(range_) or (at, True))
     for number in range(3):
         hop.append((1, document(1, n=number)), (2, document(2, n=number)))
     hop.silver()
