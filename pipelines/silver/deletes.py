@@ -27,9 +27,6 @@ from pipelines.silver import tables as silver_tables
 from pipelines.silver.batch import Deletes, RowBatch
 from pipelines.silver.collection import SilverCollection
 
-FACTS = ("__key", "__sequence", "__batch")
-"""The columns of a table of remembered deletes."""
-
 
 def last_deletes(collection: SilverCollection, events: DataFrame, counts: survey.EventCounts) -> Deletes | None:
     """The last delete of each key, from bronze's narrow columns; None if there are no deletes, or the mode keeps rows."""
@@ -79,7 +76,7 @@ def remember_rows(collection: SilverCollection, deleted_at: Mapping[str, str], n
     """Store deletes, given as each key's last sequence, before their rows are removed."""
     silver_tables.create_deletes(collection.spark, collection.deletes)
     columns = [pa.array(deleted_at.keys(), pa.string()), pa.array(deleted_at.values(), pa.string())]
-    facts = pa.table([*columns, pa.array([number] * len(deleted_at), pa.int64())], names=FACTS)
+    facts = pa.table([*columns, pa.array([number] * len(deleted_at), pa.int64())], names=[*silver_tables.DELETES])
     _append(collection, facts)
 
 
@@ -99,6 +96,6 @@ def remembering(collection: SilverCollection, deleted_at: Mapping[str, str], num
 
 
 def _append(collection: SilverCollection, facts: pa.Table) -> None:
-    version = ops_tables.append_rows(collection.spark, collection.deletes, facts, statistics=FACTS)
+    version = ops_tables.append_rows(collection.spark, collection.deletes, facts, statistics=[*silver_tables.DELETES])
     # Over Spark Connect this process reads the version of a table on a disk, although Spark appends.
     collection.remembered = registry.deletes_version(collection.spark, collection.deletes) if version is None else version
