@@ -152,10 +152,11 @@ class Decoder:
         with without_collector():
             while start < len(texts):
                 part = texts.slice(start, self.portion(texts))
-                parts.append((start, self.part(part, detail)))
+                typed_texts = self.part(part, detail)
+                if detail is Detail.KNOWN and typed_texts.new.true_count:
+                    return typed_texts
+                parts.append((start, typed_texts))
                 start += len(part)
-                if detail is Detail.KNOWN and parts[-1][1].new.true_count:
-                    break
         return joined(self.schema, parts)
 
     def portion(self, texts: pa.Array) -> int:
