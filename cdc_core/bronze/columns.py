@@ -43,6 +43,10 @@ DOCUMENT_KINDS = (RowKind.CHANGE.value, RowKind.SNAPSHOT.value)
 """The kinds of rows that are about one document."""
 
 
+SEQUENCE = "^[0-9a-f]{24}$"
+"""A regular expression for `sequence`."""
+
+
 class Op(StrEnum):
     """Debezium's `op`."""
 

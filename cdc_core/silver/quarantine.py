@@ -80,7 +80,7 @@ def reason() -> Column:
     op, after = F.col("op"), F.col("after")
     problems = (
         (Reason.NO_KEY, F.col("key").isNull()),
-        (Reason.NO_SEQUENCE, ~F.coalesce(F.col("sequence").rlike("^[0-9a-f]{24}$"), F.lit(False))),
+        (Reason.NO_SEQUENCE, ~F.coalesce(F.col("sequence").rlike(bronze.SEQUENCE), F.lit(False))),
         (Reason.UNKNOWN_OPERATION, ~F.coalesce(op.isin([operation.value for operation in bronze.Op]), F.lit(False))),
         (Reason.NO_DOCUMENT, op.isin(bronze.Op.CREATE.value, bronze.Op.READ.value) & after.isNull()),
         (Reason.UNREADABLE_AFTER, (op != bronze.Op.DELETE.value) & _is_unreadable(after)),

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc_core.bronze import columns as bronze
-from cdc_core.silver import fold
+from cdc_core.silver import fold, reduce
 from cdc_core.silver.quarantine import IDENTITY, Reason
 from cdc_core.typed import exact
 
@@ -47,9 +47,8 @@ def split(
     reasons += [None if reason == Reason.FOLLOWS else reason for reason in waiting["reason"].to_pylist()]
     columns = (all_events[name].to_pylist() for name in ("key", "sequence", "offset"))
     identities = zip(*(all_events[name].to_pylist() for name in IDENTITY))
-    is_partial = pc.and_(pc.equal(all_events["op"], bronze.Op.UPDATE.value), pc.is_null(all_events["after"]))
     is_old = itertools.chain(itertools.repeat(False, events.num_rows), itertools.repeat(True))
-    judged = [*map(_Event._make, zip(identities, *columns, is_partial.to_pylist(), reasons, is_old))]
+    judged = [*map(_Event._make, zip(identities, *columns, reduce.are_partial(all_events).to_pylist(), reasons, is_old))]
     concerned_keys = {event.key for event in judged if event.key is not None and (event.is_old or event.reason is not None)}
     placed = _placed(judged, stored(concerned_keys) if concerned_keys else {})
     placed.facts.extend(
@@ -144,7 +143,7 @@ def reason(event: Mapping[str, Any]) -> Reason | None:
     return Reason.UNREADABLE_PATHS if is_unreadable(update["disambiguatedPaths"], by=fold.is_document) else None
 
 
-_SEQUENCE = re.compile("[0-9a-f]{24}")
+_SEQUENCE = re.compile(bronze.SEQUENCE)
 _OPS = frozenset(each.value for each in bronze.Op)
 
 

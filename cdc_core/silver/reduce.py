@@ -51,6 +51,11 @@ def is_partial() -> Column:
     return (F.col("op") == bronze.Op.UPDATE.value) & F.col("after").isNull()
 
 
+def are_partial(events: pa.Table) -> pa.ChunkedArray:
+    """`is_partial` for each event of an Arrow table."""
+    return pc.and_(pc.equal(events["op"], bronze.Op.UPDATE.value), pc.is_null(events["after"]))
+
+
 def latest(
     events: DataFrame, *, has_partial: bool = True, columns: Sequence[str] = ("op",), keeps_last: bool = False
 ) -> DataFrame:

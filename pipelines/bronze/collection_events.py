@@ -103,11 +103,6 @@ def _taken(rows: pa.Table, places: pa.Array) -> pa.Table:
     return rows if places.equals(pa.array(range(rows.num_rows), places.type)) else rows.take(places)
 
 
-def are_partial(events: pa.Table) -> pa.ChunkedArray:
-    """Which events are updates without their documents: `reduce.is_partial` for an Arrow table."""
-    return pc.and_(pc.equal(events["op"], bronze.Op.UPDATE.value), pc.is_null(events["after"]))
-
-
 def has_partial(
     spark: SparkSession, table: tables.TableRef, namespace: registry.Namespace, span: BatchRange, *, is_last: bool
 ) -> bool:
@@ -115,7 +110,7 @@ def has_partial(
     limit, size_bytes = survey.MAX_DRIVER_ROWS, batch_rows.MANY_BYTES
     events_here = in_order(spark, table, namespace, span, (), limit=limit, size_bytes=size_bytes)
     if events_here is not None:
-        partial_flags = are_partial(events_here).to_pylist()
+        partial_flags = reduce.are_partial(events_here).to_pylist()
         return any(dict(zip(events_here["key"].to_pylist(), partial_flags)).values() if is_last else partial_flags)
     events = survey.events(spark, table, namespace, span).select("key", "sequence", reduce.is_partial().alias("is_partial"))
     if is_last:
@@ -127,10 +122,10 @@ def are_readable(events: pa.Table) -> bool:
     """Whether no event would be quarantined: each is a delete, a partial update, or has a whole document."""
     op, after = events["op"], events["after"]
     is_document = pc.and_(pc.starts_with(after, "{"), pc.ends_with(after, "}"))
-    is_document = pc.or_kleene(is_document, are_partial(events))
+    is_document = pc.or_kleene(is_document, reduce.are_partial(events))
     conditions = (
         pc.is_valid(events["key"]),
-        pc.match_substring_regex(events["sequence"], "^[0-9a-f]{24}$"),
+        pc.match_substring_regex(events["sequence"], bronze.SEQUENCE),
         pc.is_in(op, value_set=_OPS),
         pc.or_(pc.equal(op, bronze.Op.DELETE.value), pc.fill_null(is_document, False)),
     )

@@ -21,7 +21,7 @@ from cdc_core.bronze.collection_ends import Sweep, SweepCause
 from cdc_core.gold import versions
 from cdc_core.gold.versions import DocumentVersion
 from cdc_core.properties.source import FullUpdateType
-from cdc_core.silver import fold, quarantine_split
+from cdc_core.silver import fold, quarantine_split, reduce
 from cdc_core.sql import table_columns
 from cdc_core.typed.decoding import without_collector
 from pipelines.bronze import collection_events, survey
@@ -152,7 +152,7 @@ def _events(history: History, range_: BatchRange, *, limit: int) -> pa.Table | N
 
 def _readable(events: pa.Table) -> Iterator[pa.Table]:
     """The events, and then, for which they could not be applied, with an unknown update for each that cannot be read."""
-    is_partial = collection_events.are_partial(events).combine_chunks()
+    is_partial = reduce.are_partial(events).combine_chunks()
     descriptions = table_schema.as_array(events["updateDescription"])
     if collection_events.are_readable(events) and fold.are_readable(descriptions.filter(pc.fill_null(is_partial, False))):
         yield events
@@ -306,7 +306,7 @@ def _laid_out(events: pa.Table, stored: _StoredVersions, *, folds: bool) -> _Ver
     """Each key's versions that are new or have another end. Raises `NotReadable` if their documents are too large."""
     # Large columns only where a fold reads them.
     envelopes = events.select(["sequence", "offset", "op", "before", "updateDescription"])
-    is_whole, is_partial = pc.is_valid(events["after"]).to_pylist(), collection_events.are_partial(events).to_pylist()
+    is_whole, is_partial = pc.is_valid(events["after"]).to_pylist(), reduce.are_partial(events).to_pylist()
     texts = events["after"].to_pylist() if folds else [None] * events.num_rows
     by_key: dict[str, list[versions.DocumentEvent]] = defaultdict(list)
     row_of: dict[int, int] = {}

@@ -235,7 +235,7 @@ def _reduced(collection: SilverCollection, batch: LocalBatch) -> LocalBatch:
     """Step: folds partial updates, or marks their rows, and finds each key's last event."""
     live, shows_deleted = batch.live, collection.shows_deleted(batch.counts)
     events = _with_deleted(batch.events) if shows_deleted else batch.events
-    is_partial = collection_events.are_partial(events).combine_chunks()
+    is_partial = reduce.are_partial(events).combine_chunks()
     has_partial, documents = is_partial.true_count > 0, [events.select(["after", "sequence"])]
     if has_partial and batch.is_late:  # as in `applied`
         raise batches.NeedsSteps

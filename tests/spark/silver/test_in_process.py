@@ -263,7 +263,7 @@ def test_events_without_documents_mark_what_sql_marks(spark: SparkSession, mode:
         ]
     )
     shows = mode.marks_deleted
-    is_partial = collection_events.are_partial(events).combine_chunks()
+    is_partial = reduce.are_partial(events).combine_chunks()
     noted = in_process_fold.noted(in_process._with_deleted(events) if shows else events, is_partial)
     noted = in_process_fold.shown(noted) if shows else noted
     winners, _ = in_process._winners(noted)
