@@ -250,11 +250,9 @@ class _Join:
     def wider(self, type_: ColumnType, shape: Shape, path: tuple[str, ...], *, depth: int) -> ColumnType:
         """The type of an existing column after what was seen."""
         pin = self.pins.get(path)
-        if pin is not None and not pin.is_map and pin.type is not None and widens(type_, pin.type):
-            return pin.type
-        # A pin that cannot widen the column in place needs a rebuild; until then other values are rescued.
         if pin is not None and not pin.is_map:
-            return type_
+            # A pin that cannot widen the column in place needs a rebuild; until then other values are rescued.
+            return pin.type if pin.type is not None and widens(type_, pin.type) else type_
         match type_:
             case Struct(fields):
                 if Kind.DOCUMENT not in shape.kinds:
