@@ -162,6 +162,7 @@ class ChangeStream:
         self._probed: EventBatch | None = None
         self._behind: str | None = None  # The token of `startAfter`, until an event comes.
         self._foreign: str | None = None  # The token of an invalidate of another namespace than this stream's.
+        self._is_inside = False  # Whether further fragments of an event are to come.
         self._careful = 0  # The bytes that are still to be read one event at a time.
         self.elections: frozenset[Any] = frozenset()  # The identifiers of those that the driver's monitor has seen.
         self.attempts = 0
@@ -295,8 +296,10 @@ class ChangeStream:
         self._behind = None if events else self._behind
         if events and not resume_token.resumes_alone(last_token := event_token(events[-1])):
             self._event = last_token
+        # A mongos that waits long for a shard's next fragment replies without events, and with the token of the last one.
+        self._is_inside = split_events.is_unfinished(events[-1]) if events else self._is_inside
         # Never a position inside a split event: the stream would resume with its second fragment.
-        if events and split_events.is_unfinished(events[-1]):
+        if self._is_inside:
             whole_events = [event for event in events if not split_events.is_unfinished(event)]
             self._move_to(event_token(whole_events[-1]) if whole_events else self.token or "")
         else:
@@ -307,7 +310,8 @@ class ChangeStream:
         if not self._cursor.is_open and not events:
             # As the driver would raise it: `next` reopens the stream at the position, and counts the attempt.
             raise driver.CursorNotFound("the server closed the change stream", mongodb_failures.CURSOR_NOT_FOUND)
-        is_drained = not events and (self._replay is None or self._replay.is_over(token["_data"] if token else ""))
+        is_replayed = self._replay is None or self._replay.is_over(token["_data"] if token else "")
+        is_drained = not (events or self._is_inside) and is_replayed
         return EventBatch(new_events, self.token or "", size, is_drained)
 
     def _unseen(self, events: list[bytes]) -> list[bytes]:
@@ -362,7 +366,7 @@ class ChangeStream:
             stage["fullDocumentBeforeChange"] = self.options.full_document_before_change
         if self.options.show_expanded_events:
             stage["showExpandedEvents"] = True
-        self._replay = self._behind = None
+        self._replay, self._behind, self._is_inside = None, None, False
         if self.token and self.token == self._foreign:
             position = resume_token.position(self.token)
             stage["startAtOperationTime"] = Timestamp(position.seconds, position.increment)

@@ -81,6 +81,40 @@ def test_a_reply_before_the_events_that_come_again_is_not_the_end(monkeypatch: p
     assert [each.is_drained for each in found] == [False, False, False, True]
 
 
+def test_a_wait_for_the_next_part_of_an_event_does_not_move_the_position(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mongos that waits too long for a shard replies without events, and with the token of the part that it has sent.
+
+    A capture that stops there and starts behind that token would skip the whole event.
+    """
+    nothing: Any = None
+    start = change_stream.StreamStart(token(2, 0))
+    stream = change_stream.ChangeStream(nothing, change_stream.StreamOptions(), start)
+    first, last = (token(2, 1).removesuffix("04") + f"{0x2B:02X}{number << 1:02X}04" for number in (1, 2))
+    assert resume_token.compare(first, last) == 0
+
+    def part(place: str, number: int) -> bytes:
+        split = {"fragment": number, "of": 2}
+        return bson.encode({"_id": {"_data": place}, "splitEvent": split, "operationType": "insert"})
+
+    class Cursor:
+        is_open = True
+        replies = [([part(first, 1)], first), ([], first), ([part(last, 2)], last), ([], last)]
+
+        def more(self, **_: Any) -> tuple[int, list[bytes], dict[str, Any]]:
+            events, mark = self.replies.pop(0)
+            return 1, events, {"postBatchResumeToken": {"_data": mark}}
+
+    monkeypatch.setattr(stream, "_cursor", Cursor())
+    monkeypatch.setattr(stream, "_count_election", lambda: None)
+    found = [stream.next() for _ in range(4)]
+    assert [(each.token, each.is_drained) for each in found] == [
+        (token(2, 0), False),
+        (token(2, 0), False),
+        (last, False),
+        (last, True),
+    ]
+
+
 @pytest.mark.parametrize(("is_mongos", "waits"), [(False, 1), (True, change_stream.LONGEST_AWAIT_MS)])
 def test_a_first_look_is_too_short_to_say_that_nothing_comes(
     monkeypatch: pytest.MonkeyPatch, is_mongos: bool, waits: int
