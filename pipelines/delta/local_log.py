@@ -440,7 +440,7 @@ def brought_back(operation: str | None, parameters: Mapping[str, Any], metadata:
     if operation == "RESTORE":
         return UNKNOWN if parameters.get("version") is None else int(parameters["version"])
     # A CLONE or an overwrite without our metadata, such as a restored backup: its rows are not at the position of our last commit.
-    is_overwritten = parameters.get("mode") == "Overwrite" and parameters.get("predicate") is None
+    is_overwritten = parameters.get("mode") == "Overwrite" and parameters.get("predicate") in (None, "true")
     # An overwrite by `saveAsTable` is a CREATE OR REPLACE TABLE AS SELECT, too, which keeps the table's properties.
     is_replaced = is_overwritten or operation == "CLONE" or "REPLACE TABLE" in (operation or "")
     # Of no row it cannot be said that it is at a position; often a backup is inserted next.

@@ -93,6 +93,7 @@ def test_a_restore_to_a_version_says_it(table: Path) -> None:
         ("CLONE", {"source": "delta.`/backup/t`", "sourceVersion": "3", "isShallow": "true"}, True),
         ("WRITE", {"mode": "Overwrite", "partitionBy": "[]"}, True),
         ("WRITE", {"mode": "Overwrite", "partitionBy": "[]", "predicate": "day = 3"}, False),
+        ("WRITE", {"mode": "Overwrite", "partitionBy": "[]", "predicate": "true"}, True),  # replaceWhere of all rows
         ("WRITE", {"mode": "Append", "partitionBy": "[]"}, False),
         ("CREATE OR REPLACE TABLE AS SELECT", {"isV1SaveAsTableOverwrite": True, "partitionBy": "[]"}, True),  # saveAsTable
         ("CREATE OR REPLACE TABLE AS SELECT", {"partitionBy": "[]", "properties": '{"medallion.format":"1"}'}, True),
