@@ -281,7 +281,7 @@ def measured_columns(live: LiveFiles) -> list[str]:
     if setting is None:
         count = int(live.configuration.get("delta.dataSkippingNumIndexedCols", 32))
         return names if count < 0 else names[:count]
-    listed_names = {each.strip("`") for each in setting.split(",")}
+    listed_names = {each.strip().strip("`") for each in setting.split(",")}
     return [name for name in names if name in listed_names]
 
 

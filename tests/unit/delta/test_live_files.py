@@ -389,7 +389,16 @@ def test_a_field_without_a_place_is_refused() -> None:
         table_schema.conformed(held, pa.schema([("s", pa.struct([("a", pa.int64())]))]))
 
 
-@pytest.mark.parametrize(("said", "measured"), [({}, 3), ({"NumIndexedCols": "1"}, 1), ({"NumIndexedCols": "-1"}, 3)])
+@pytest.mark.parametrize(
+    ("said", "measured"),
+    [
+        ({}, 3),
+        ({"NumIndexedCols": "1"}, 1),
+        ({"NumIndexedCols": "-1"}, 3),
+        ({"StatsColumns": "`__batch`, __key"}, 2),
+        ({"StatsColumns": "`n`.x,__key"}, 1),
+    ],
+)
 def test_a_tables_properties_say_which_columns_are_measured(tmp_path: Path, said: dict[str, str], measured: int) -> None:
     """To Delta, -1 means all columns."""
     configuration = {f"delta.dataSkipping{name}": value for name, value in said.items()}
