@@ -20,6 +20,7 @@ from bson.timestamp import Timestamp
 from pymongo import errors as driver
 
 from cdc_core.stream import resume_token, split_events
+from pipelines.mongodb import client as mongodb
 from pipelines.mongodb import failures as mongodb_failures
 from pipelines.mongodb import server as mongodb_server
 from pipelines.mongodb import stream_cursor
@@ -60,7 +61,7 @@ class StreamStart:
 class EventBatch(NamedTuple):
     """One reply: raw events in stream order, the token after them, which is never inside a split event, and the reply's size.
 
-    `is_drained`: the server had no further event, and has repeated all events from before an interruption. Without events and
+    `is_drained`: the server had no further event of the token's cluster time, and has repeated all events from before an interruption. Without events and
     with False, only repeated events came, or the wait was too short to tell.
     """
 
@@ -162,6 +163,7 @@ class ChangeStream:
         self._probed: EventBatch | None = None
         self._behind: str | None = None  # The token of `startAfter`, until an event comes.
         self._foreign: str | None = None  # The token of an invalidate of another namespace than this stream's.
+        self._is_merged = False  # Whether a mongos merges the streams of shards.
         self._is_inside = False  # Whether further fragments of an event are to come.
         self._careful = 0  # The bytes that are still to be read one event at a time.
         self.elections: frozenset[Any] = frozenset()  # The identifiers of those that the driver's monitor has seen.
@@ -183,6 +185,7 @@ class ChangeStream:
         stage = self._stage()
         stages = (self._careful and self.options.careful_stages) or self.options.stages
         reply = self._cursor.open(self.options.db, self.options.collection, [{"$changeStream": stage}, *stages])
+        self._is_merged = mongodb.is_router(self.connection)
         # `capture.start.op.time` may lie before the oplog.
         is_at_beginning = self.start.at is not None and self._event is None and self._behind == self.begins
         if self._behind is not None and not is_at_beginning and not resume_token.is_invalidate(self._behind):
@@ -257,7 +260,7 @@ class ChangeStream:
     def probe(self) -> None:
         """Read a first batch without waiting for events, for `next` to return: only then does the server report a lost position."""
         # A mongos waits for its shards' first replies as long as for events, and does not report those that are missing.
-        max_await_ms = LONGEST_AWAIT_MS if self.connection.is_mongos else 1
+        max_await_ms = LONGEST_AWAIT_MS if self._is_merged else 1
         try:
             # After so short a wait, an empty reply does not mean that there are no events.
             self._probed = self._more(max_await_ms=max_await_ms)._replace(is_drained=False)
@@ -310,8 +313,10 @@ class ChangeStream:
         if not self._cursor.is_open and not events:
             # As the driver would raise it: `next` reopens the stream at the position, and counts the attempt.
             raise driver.CursorNotFound("the server closed the change stream", mongodb_failures.CURSOR_NOT_FOUND)
+        # A mongos also replies without events where it waits for a shard, which may have more of the last event's cluster time.
+        may_have_more = self._is_merged and not resume_token.resumes_alone(self.token or "")
         is_replayed = self._replay is None or self._replay.is_over(token["_data"] if token else "")
-        is_drained = not (events or self._is_inside) and is_replayed
+        is_drained = not (events or self._is_inside or may_have_more) and is_replayed
         return EventBatch(new_events, self.token or "", size, is_drained)
 
     def _unseen(self, events: list[bytes]) -> list[bytes]:
@@ -415,7 +420,7 @@ def _check_oplog(stream: ChangeStream, mark: str, event: str | None) -> None:
     event that an oplog no longer reaches says nothing, nor does one of a sharded cluster, of which a shard may have been removed.
     """
     try:
-        is_known = stream.connection.is_mongos or (reaches(stream.server, mark) if event is None else stream.holds(event))
+        is_known = stream._is_merged or (reaches(stream.server, mark) if event is None else stream.holds(event))
     except driver.OperationFailure as error:
         if mongodb_failures.is_resumable(error):
             raise

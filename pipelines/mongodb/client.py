@@ -170,6 +170,12 @@ def close(connection: pymongo.MongoClient[Any]) -> None:
     closing.join(CLOSE_SECONDS)
 
 
+def is_router(connection: pymongo.MongoClient[Any]) -> bool:
+    """Whether the servers that the driver has found are mongos; unlike its `is_mongos` this does not wait for a primary."""
+    servers = connection.topology_description.server_descriptions().values()
+    return any(server.server_type_name == "Mongos" for server in servers)
+
+
 def pinned(connection: pymongo.MongoClient[Any], preference: Any) -> pymongo.MongoClient[Any] | None:
     """A client of one server for a cursor, to be closed by the caller; None where the driver always chooses the same one.
 

@@ -82,10 +82,10 @@ def changed_keys(
                     raise NamespaceGone
                 keys.append(bytes(event["documentKey"].raw))
             batch_position = resume_token.position(batch.token)
-            # At exactly that time there may be more events until an empty batch comes.
+            # At exactly that time there may be more events until the stream is drained.
             is_past = (batch_position.seconds, batch_position.increment) > (until.time, until.inc)
             is_settled = is_past or (
-                (batch_position.seconds, batch_position.increment) == (until.time, until.inc) and not batch.events
+                (batch_position.seconds, batch_position.increment) == (until.time, until.inc) and batch.is_drained
             )
     finally:
         stream.close()

@@ -15,6 +15,12 @@ from pipelines.mongodb import change_stream
 from pipelines.mongodb import failures as mongodb_failures
 
 
+def found(server_type: str, **more: Any) -> Any:
+    """A client that has found one server of this type."""
+    servers = {("a", 1): SimpleNamespace(server_type_name=server_type)}
+    return SimpleNamespace(topology_description=SimpleNamespace(server_descriptions=lambda: servers), **more)
+
+
 def token(version: int, index: int) -> str:
     number = f"2B{index << 1:02X}" if index else "29"
     return f"826B0137A500000001{f'2B{version << 1:02X}'}2C0100{number}{'6E' if version == 2 else ''}5A1004{'AB' * 16}461E5F6964002B020004"
@@ -59,7 +65,7 @@ def test_a_reply_before_the_events_that_come_again_is_not_the_end(monkeypatch: p
 
     After the transaction the stream is drained, even if the server's clock has not advanced.
     """
-    nothing: Any = SimpleNamespace(is_mongos=False)
+    nothing: Any = None
     start = change_stream.StreamStart(token(2, 3))
     stream = change_stream.ChangeStream(nothing, change_stream.StreamOptions(), start, stopped=threading.Event())
     before = "826B0137A5000000012B042C0100296E04"
@@ -115,13 +121,46 @@ def test_a_wait_for_the_next_part_of_an_event_does_not_move_the_position(monkeyp
     ]
 
 
+@pytest.mark.parametrize("is_mongos", [False, True])
+def test_a_router_that_has_no_event_may_have_more_of_the_last_cluster_time(
+    monkeypatch: pytest.MonkeyPatch, is_mongos: bool
+) -> None:
+    """It waits for its shards for a limited time. What was read up to there is then not all of the cluster time, of which bronze would say
+    that it is complete, and a cut would have a part of a transaction."""
+    stream = change_stream.ChangeStream(
+        found("Mongos" if is_mongos else "RSPrimary"), change_stream.StreamOptions(), change_stream.StreamStart()
+    )
+
+    class Cursor:
+        is_open = False
+        replies = [[0], [], [1], []]
+
+        def open(self, *_: Any) -> dict[str, Any]:
+            self.is_open = True
+            return {}
+
+        def more(self, **_: Any) -> tuple[int, list[bytes], dict[str, Any]]:
+            return 1, [event(2, place) for place in self.replies.pop(0)], {}
+
+    monkeypatch.setattr(stream, "_cursor", Cursor())
+    monkeypatch.setattr(stream, "_count_election", lambda: None)
+    batches = [stream.next() for _ in range(4)]
+    assert [(len(each.events), each.is_drained) for each in batches] == [
+        (1, False),
+        (0, not is_mongos),
+        (1, False),
+        (0, not is_mongos),
+    ]
+
+
 @pytest.mark.parametrize(("is_mongos", "waits"), [(False, 1), (True, change_stream.LONGEST_AWAIT_MS)])
 def test_a_first_look_is_too_short_to_say_that_nothing_comes(
     monkeypatch: pytest.MonkeyPatch, is_mongos: bool, waits: int
 ) -> None:
     """It waits for a millisecond, or until all shards can have reported that the position is lost. The next reply decides."""
-    connection: Any = SimpleNamespace(is_mongos=is_mongos)
-    stream = change_stream.ChangeStream(connection, change_stream.StreamOptions(), change_stream.StreamStart())
+    nothing: Any = None
+    stream = change_stream.ChangeStream(nothing, change_stream.StreamOptions(), change_stream.StreamStart())
+    stream._is_merged = is_mongos
     asked: list[Any] = []
 
     def more(*, max_await_ms: int | None = None) -> change_stream.EventBatch:
@@ -141,10 +180,11 @@ def test_a_stream_begins_behind_the_end_of_another_namespace(monkeypatch: pytest
 
     A token that is not found there either is one.
     """
-    nothing: Any = None
     invalidate = token(2, 1).replace("6E5A", "6F5A")
     assert resume_token.is_invalidate(invalidate)
-    stream = change_stream.ChangeStream(nothing, change_stream.StreamOptions(), change_stream.StreamStart(invalidate))
+    stream = change_stream.ChangeStream(
+        found("RSPrimary"), change_stream.StreamOptions(), change_stream.StreamStart(invalidate)
+    )
     opened: list[dict[str, Any]] = []
 
     class Cursor:
@@ -192,10 +232,9 @@ def test_a_time_without_an_event_is_known_by_the_event_before_it(
     monkeypatch: pytest.MonkeyPatch, is_mongos: bool, holds: bool | Exception, expected: type[Exception] | None
 ) -> None:
     """The server accepts any time: only an oplog that reaches back to the event and lacks it is another one."""
-    connection: Any = SimpleNamespace(is_mongos=is_mongos)
     mark = "826B0137A5000000022B0429296E1404"
     start = change_stream.StreamStart(mark, event=token(2, 1))
-    stream = change_stream.ChangeStream(connection, change_stream.StreamOptions(), start)
+    stream = change_stream.ChangeStream(found("Mongos" if is_mongos else "RSPrimary"), change_stream.StreamOptions(), start)
     cursor = SimpleNamespace(is_open=False, open=lambda *_: {}, close=lambda: None)
     monkeypatch.setattr(stream, "_cursor", cursor)
 
