@@ -2,7 +2,8 @@
 
 The identifier is ``<lsid as strict JSON>:<txnNumber>``, `total_order` counts the captured events of the transaction
 from 1, `data_collection_order` those of the event's collection. END is written once, with the first event after the
-transaction or as soon as the stream is past its cluster time. After a restart inside a transaction the counts continue.
+transaction or as soon as the stream is past its cluster time, of a sharded cluster a minute later. After a restart
+inside a transaction the counts continue.
 """
 
 from __future__ import annotations

@@ -16,6 +16,9 @@ from pipelines.capture import tokens
 from pipelines.capture.logger import log
 from pipelines.capture.selection import Selection
 
+SHARDS_SECONDS = 60
+"""Cluster time after which a transaction has no more events of another shard: they are milliseconds apart, or an election."""
+
 
 @dataclass
 class Encoder:
@@ -77,11 +80,15 @@ class Encoder:
         rows.mark(events.OtherRow(token, bronze.RowKind.HEARTBEAT, {"gap": gap}))
 
     def end_transaction(self, token: str) -> None:
-        """Add the END of the open transaction where the stream, at `token`, is past its cluster time, which all its events share."""
+        """Add the END of the open transaction where the stream, at `token`, is past it.
+
+        On a replica set all its events share a cluster time; each shard of a cluster commits its part at a time of its own.
+        """
         tracker = self.tracker
         if tracker is None or tracker.current is None or not tracker.token:
             return
-        if tokens.cluster_time(token) > tokens.cluster_time(tracker.token):
+        newest, now = tokens.cluster_time(tracker.token), tokens.cluster_time(token)
+        if now > newest if self.moves is None else now.time > newest.time + SHARDS_SECONDS:
             self.rows.end_transaction(tracker, token=token, ts_ms=clock.now_ms())
 
     @property

@@ -7,11 +7,13 @@ from typing import Any
 
 import bson
 import pytest
+from bson.binary import Binary
+from bson.int64 import Int64
 from bson.timestamp import Timestamp
 
 from cdc_core.bronze import event_rows as events
 from cdc_core.snapshot import state as snapshot_state
-from cdc_core.stream import filters
+from cdc_core.stream import filters, transactions
 from pipelines.capture.encoder import Encoder
 from pipelines.capture.selection import Selection
 from tests.harness.sources import source
@@ -129,3 +131,31 @@ def test_lists_are_asked_once_a_collection(collections: int, monkeypatch: pytest
     monkeypatch.setattr(filters.NameFilter, "includes", None)
     for number in range(collections):
         assert includes("shop", f"a{number}") and not includes("shop", f"b{number}")
+
+
+@pytest.mark.parametrize(
+    ("moves", "expected"),
+    [(None, ["BEGIN", "END", "BEGIN", "END"]), (transactions.ShardMoves(), ["BEGIN", "END"])],
+    ids=["a replica set", "shards"],
+)
+def test_the_parts_of_a_transaction_on_two_shards_are_one(
+    moves: transactions.ShardMoves | None, expected: list[str]
+) -> None:
+    """Each shard commits its part at a time of its own: the stream may stand between the two. On a replica set all is of one time."""
+    fields = {
+        "operationType": "insert",
+        "ns": {"db": "shop", "coll": "a"},
+        "lsid": {"id": Binary(bytes(16), 4), "uid": bytes(32)},
+        "txnNumber": Int64(1),
+    }
+    encoder = Encoder("shop", Selection(None, None, None), 10, 10_000, transactions.TransactionTracker(), moves)
+    for second in (60, 62):
+        token = f"82{second:08X}000000012B022C0100296E04"
+        documents = {"documentKey": {"_id": second}, "fullDocument": {"_id": second}}
+        encoder.add(bson.encode({"_id": {"_data": token}, "clusterTime": Timestamp(second, 1), **fields, **documents}))
+        encoder.end_transaction(f"82{second:08X}000000092B0429296E1404")
+    encoder.end_transaction(f"82{200:08X}000000012B0429296E1404")
+    rows = encoder.take().table(batch=1, first_offset=0, ts_ms=0).to_pylist()
+    payloads = [json.loads(each["payload"]) for each in rows if each["kind"] == "transaction"]
+    assert [each["status"] for each in payloads] == expected
+    assert payloads[-1]["event_count"] == 4 // len(expected)
