@@ -166,6 +166,7 @@ def encoded_chunk(spec: ChunkSpec) -> Iterator[_Piece]:
     missing_keys = dict.fromkeys(filter(key_filter.can_ask, key_filter.keys_of(spec.condition) or ()))
     read_time: Timestamp | None = None
     cut: bytes | None = None
+    key = ""
     # The server closes a snapshot read after its window; a chunk that is cut is committed, and continued at another cluster time.
     deadline = time.monotonic() + CHUNK_SECONDS
     for chunk in snapshot_read.read_chunk(
@@ -177,9 +178,11 @@ def encoded_chunk(spec: ChunkSpec) -> Iterator[_Piece]:
         condition=_condition(spec),
     ):
         read_time = chunk.at
-        # Never before the first document, or a chunk could be empty and make no progress.
+        # Never before the first document, or a chunk could be empty and make no progress. Nor between two of one `_id`, which may be on
+        # two shards: the next chunk would begin with the first of them again.
         size = rows.sent + rows.waiting
-        if size and chunk.documents and (size > spec.max_bytes or time.monotonic() > deadline):
+        is_large = size and chunk.documents and (size > spec.max_bytes or time.monotonic() > deadline)
+        if is_large and canonical_keys.canonical_raw(chunk.documents[0]) != key:
             cut = snapshot_read.id_as_hi(chunk.documents[0])
             break
         for raw in chunk.documents:
