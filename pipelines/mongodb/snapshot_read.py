@@ -15,6 +15,7 @@ from pymongo import errors as driver
 from pymongo.read_preferences import ReadPreference
 
 from cdc_core import errors
+from cdc_core.extended_json import keys as canonical_keys
 from cdc_core.extended_json import raw_bson
 from pipelines.mongodb import catalog, cursor_reply
 from pipelines.mongodb import client as mongodb
@@ -63,14 +64,24 @@ def boundary(
 ) -> bytes | None:
     """The `_id` that stands `documents` places after `lo` in index order, as BSON ``{"hi": _id}``; None past the end.
 
-    Reads the index only.
+    Further behind where that has the same `_id` as `lo`. Reads the index only.
     """
     if lo is not None and lo[4] == _MAX_KEY:  # Nothing follows it, and the server refuses it as `min`.
         return None
     # Not `$expr`, for which the server fetches every document on the way. Leaving out MaxKey at the open end only makes the
     # last range one document longer.
-    document = _first(connection, collection, {**IdRange(lo=lo).ends(), "sort": {"_id": 1}, "skip": documents})
-    return None if document is None else id_as_hi(document)
+    options = {**IdRange(lo=lo).ends(), "sort": {"_id": 1}}
+    skip = documents
+    # Several shards may have a document of this `_id`: a range that ends where it begins would be empty, and the next one as well.
+    while (document := _first(connection, collection, {**options, "skip": skip})) is not None:
+        if lo is None or not _is_of_one_id(document, lo):
+            return id_as_hi(document)
+        skip *= 2
+    return None
+
+
+def _is_of_one_id(document: bytes, lo: bytes) -> bool:
+    return canonical_keys.canonical_raw(document) == canonical_keys.canonical_raw(_renamed(lo, b"_id"))
 
 
 def greatest(connection: pymongo.MongoClient[Any], collection: catalog.SourceCollection) -> bytes | None:
