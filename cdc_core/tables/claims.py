@@ -43,15 +43,20 @@ class WriterIdentity:
         return json.dumps(fields | dict(extra or {}), separators=(",", ":"))
 
 
+_OF_A_CLAIM = frozenset({"to", "host", "lease", "released", "commit"})
+"""Fields of `userMetadata` that distinguish our commits from those of a program that names its `writer`, too."""
+
+
 def parsed(user_metadata: str | None) -> dict[str, object] | None:
     """The JSON object of one of our commits; None for a foreign commit."""
-    if not user_metadata:
+    if not isinstance(user_metadata, str):
         return None
     try:
         fields = json.loads(user_metadata)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
-    return fields if isinstance(fields, dict) and "writer" in fields else None
+    is_ours = isinstance(fields, dict) and "writer" in fields and not _OF_A_CLAIM.isdisjoint(fields)
+    return fields if is_ours else None
 
 
 def commit_name(base: int, unique: str) -> str:

@@ -140,6 +140,19 @@ def test_what_columns_take_counts_those_with_dots_in_their_names(tmp_path: Path)
     assert [size // 500 for size in sizes] == [2, 1, 10]
 
 
+@pytest.mark.parametrize(
+    "said",
+    ['{"writer": "alice"}', '{"job": 7}', '"writer"', "7", "[" * 100_000, '{"writer"', "", None, 7],
+    ids=lambda said: repr(said)[:20],
+)
+def test_the_user_metadata_of_others_is_not_ours(said: object, tmp_path: Path) -> None:
+    """Another program, such as an OPTIMIZE each night, may name its writer: taken for one of ours it would end the claim and the position."""
+    (tmp_path / "_delta_log").mkdir()
+    info = {"commitInfo": {"operation": "OPTIMIZE", "userMetadata": said}}
+    (tmp_path / "_delta_log" / f"{0:020}.json").write_text(json.dumps(info))
+    assert [each.metadata for each in local_log.commits(tmp_path)] == [None]
+
+
 def test_a_truncated_commit_needs_a_decision(tmp_path: Path) -> None:
     """A commit that a power failure left empty counts as one without metadata, and the position is that of the commit before. A truncated
     one needs a decision."""
@@ -147,9 +160,9 @@ def test_a_truncated_commit_needs_a_decision(tmp_path: Path) -> None:
     log.mkdir()
     last = log / f"{1:020}.json"
     for commit in (log / f"{0:020}.json", last):
-        commit.write_text('{"commitInfo":{"operation":"WRITE","userMetadata":"{\\"writer\\":\\"a\\"}"}}\n')
+        commit.write_text('{"commitInfo":{"operation":"WRITE","userMetadata":"{\\"writer\\":\\"a\\",\\"to\\":1}"}}\n')
     os.truncate(last, 0)
-    assert [each.metadata for each in local_log.commits(tmp_path)] == [None, {"writer": "a"}]
+    assert [each.metadata for each in local_log.commits(tmp_path)] == [None, {"writer": "a", "to": 1}]
     last.write_text('{"commitInfo":{"operation":"WRI')
     with pytest.raises(errors.DecisionNeeded, match="truncated or damaged"):
         next(local_log.commits(tmp_path))

@@ -120,7 +120,7 @@ def test_the_last_commit_before_a_time_is_found_by_a_few_reads(tmp_path: Path, m
     for number in range(1000):
         info: dict[str, Any] = {"timestamp": number * 1000}
         if number % 10:
-            info["userMetadata"] = json.dumps({"batch": number, "writer": "w"})
+            info["userMetadata"] = json.dumps({"batch": number, "writer": "w", "to": number})
         (log / f"{100 + number:020}.json").write_text(json.dumps({"commitInfo": info}) + "\n")
     reads: list[int] = []
     read = local_log.commit

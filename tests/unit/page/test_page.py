@@ -66,7 +66,7 @@ def test_the_last_day_is_read_from_the_batches_of_that_day(tmp_path: Path) -> No
     log = Path(delta.layout(settings.lakehouse).bronze(settings.name).path or "", "_delta_log")
     log.mkdir(parents=True)
     for hours in range(100):  # one commit an hour, the last of them now
-        metadata = json.dumps({"writer": "w", "batch": hours})
+        metadata = json.dumps({"writer": "w", "to": "t", "batch": hours})
         info = {"timestamp": now_ms - (99 - hours) * 3_600_000, "userMetadata": metadata}
         (log / f"{hours:020}.json").write_text(json.dumps({"commitInfo": info}) + "\n")
 
