@@ -50,7 +50,10 @@ _CALLS_FOR_SWEEP = (
 
 @dataclass(frozen=True)
 class EventCounts:
-    """The events of one collection in a range: their number, and the least and greatest sequence and key."""
+    """The events of one collection in a range: their number, and the least and greatest sequence and key.
+
+    What is no sequence does not count as one: as the greatest that a table has seen, it would make all later events late, for ever.
+    """
 
     events: int = 0
     deletes: int = 0
@@ -159,6 +162,8 @@ def _calls_for_sweep(row: Mapping[str, Any]) -> bool:
 def _counted_here(events: pa.Table) -> dict[registry.Namespace, EventCounts]:
     """The counts by collection. Arrow compares strings by their UTF-8 bytes, as Spark does."""
     is_delete = pc.fill_null(pc.equal(events["op"], bronze.Op.DELETE.value), False).cast(pa.int64())
+    sequence = pc.if_else(pc.match_substring_regex(events["sequence"], bronze.SEQUENCE), events["sequence"], None)
+    events = events.set_column(events.column_names.index("sequence"), "sequence", sequence)
     aggregates = [("is_delete", "count"), ("is_delete", "sum")]
     aggregates += [(column, bound) for column in ("sequence", "key") for bound in ("min", "max")]
     grouped = events.append_column("is_delete", is_delete).group_by(["db", "collection"]).aggregate(aggregates)
@@ -249,11 +254,12 @@ def sweeps(
 
 
 def _counting() -> list[Column]:
+    sequence = F.when(F.col("sequence").rlike(bronze.SEQUENCE), F.col("sequence"))
     return [
         F.count("*").alias("events"),
         F.count_if(F.col("op") == bronze.Op.DELETE.value).alias("deletes"),
-        F.min("sequence").alias("low"),
-        F.max("sequence").alias("high"),
+        F.min(sequence).alias("low"),
+        F.max(sequence).alias("high"),
         F.min("key").alias("first_key"),
         F.max("key").alias("last_key"),
     ]

@@ -137,7 +137,8 @@ def _range(
     events = _wanted(collection, collection.events(range_), counts)
     if counts.low < position.floor:
         # An event without a sequence is kept: it belongs to quarantine.
-        events = events.where(f"sequence IS NULL OR sequence >= {literal(position.floor)}")
+        is_in_order = f"coalesce(sequence RLIKE {literal(bronze.SEQUENCE)}, false)"
+        events = events.where(f"NOT {is_in_order} OR sequence >= {literal(position.floor)}")
     with ExitStack() as resources:
         confs, merge_confs = _confs(collection, counts)
         resources.enter_context(query_execution.session_confs(collection.spark, confs))

@@ -108,6 +108,22 @@ def test_a_delete_that_was_remembered_and_not_applied_is_for_spark(hop: Hop) -> 
         hop.silver()
 
 
+@pytest.mark.parametrize("place", ["zzz", "f" * 25])
+def test_an_event_without_a_place_in_the_order_makes_none_after_it_late(tmp_path: Path, place: str) -> None:
+    """It goes to quarantine. As the newest that the table has seen it would make all events late, for ever."""
+    with without_spark.running():
+        hop = Hop(tmp_path, **{"keep.document": True})  # here late events are for Spark
+        bronze = Log(hop)
+        bronze.append({"t": [written(1, 5)]})
+        hop.silver()
+        bronze.batch += 1
+        bronze._write([bronze._row("t", written(2, 6)) | {"sequence": place}, bronze._row("t", written(3, 7))])
+        hop.silver()
+        bronze.append({"t": [written(1, 8)]})
+        hop.silver()
+        assert numbers(hop) == {1: 8, 3: 7} and len(hop.facts()) == 1
+
+
 @pytest.mark.parametrize(
     ("options", "late"),
     [
