@@ -238,6 +238,9 @@ class SilverPosition:
     have another meaning."""
     deletes: int | None = None
     """The version of the table of remembered deletes with the last of them; None where unknown."""
+    kept: int = 0
+    """The last batch that was applied in a mode in which rows of deleted documents stay: a delete up to it may be remembered and its row
+    stay, where silver was killed in between and the mode changed."""
 
     def is_of_other(self, log: str | None) -> bool:
         """Whether `to` is a batch of another history of bronze than `log`."""
@@ -246,7 +249,7 @@ class SilverPosition:
     @property
     def extra(self) -> dict[str, object]:
         """The metadata of a commit beside `to`."""
-        names = ("high", "swept", "generation", "floor", "log", "documents", "added", "origin", "bronze", "deletes")
+        names = ("high", "swept", "generation", "floor", "log", "documents", "added", "origin", "bronze", "deletes", "kept")
         return {name: getattr(self, name) for name in names}
 
 
@@ -305,7 +308,7 @@ def silver_position(spark: SparkSession, table: tables.TableRef) -> SilverPositi
     metadata = standing.metadata
     # The newest version: later commits such as OPTIMIZE keep the rows, while VACUUM removes the files of older versions.
     if metadata.get("to") is not None:
-        plain_names = ("to", "high", "swept", "generation", "floor", "log", "documents", "origin", "deletes")
+        plain_names = ("to", "high", "swept", "generation", "floor", "log", "documents", "origin", "deletes", "kept")
         return SilverPosition(
             **{name: metadata[name] for name in plain_names if metadata.get(name) is not None},
             added=tuple(metadata.get("added") or ()),

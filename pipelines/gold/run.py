@@ -397,10 +397,9 @@ class _GoldRun:
         metadata = {} if is_older else standing.metadata
         if self._is_outdated(table, registry.bronze_commit(metadata), silver):
             metadata = {}
-        # If rows of deleted documents stay: before the setting was changed, silver may have remembered a delete and been killed, and its
-        # row now stays.
+        # If rows of deleted documents stay or stayed: before the setting was changed, silver may have remembered a delete and been killed.
         keeps_row = self.settings.silver.for_collection(str(namespace)).unwrap.delete_tombstone_handling_mode.keeps_row
-        high = None if keeps_row else metadata.get("high")
+        high = None if keeps_row or silver.kept > (metadata.get("to") or 0) else metadata.get("high")
         return current.GoldPosition(metadata.get("to"), metadata.get("generation") or "", high, metadata.get("origin") or "")
 
     def _is_outdated(

@@ -247,6 +247,7 @@ def _under_these_settings(collection: SilverCollection, work: CollectionWork) ->
         high=high,
         documents=have_documents,
         added=tuple(sorted(collection.reserved)),
+        kept=work.to if collection.mode.keeps_row else position.kept,
         origin=collection.origin or position.origin,
     )
 

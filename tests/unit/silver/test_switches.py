@@ -11,6 +11,7 @@ from typing import Any
 import bson
 import pytest
 
+from pipelines.delta.writer import Writer
 from tests.harness import layers, oracle, without_spark
 from tests.harness.without_spark import Hop
 
@@ -134,3 +135,23 @@ def test_updates_of_the_old_mode_that_come_late_are_folded(tmp_path: Path) -> No
             hop.run()
         rows = oracle.read(hop.silver_table.path or "").sort_by("__key").select(["v", "w", "__incomplete"])
         assert rows.to_pydict() == {"v": [3, 3], "w": [1, None], "__incomplete": [False, False]}
+
+
+@pytest.mark.parametrize("is_back", [False, True])
+def test_a_row_that_stayed_while_the_mode_was_another_stays_in_gold(tmp_path: Path, is_back: bool) -> None:
+    """Silver is killed after it has remembered a delete, and applies the batch in a mode in which the row stays, before gold runs."""
+    with without_spark.running():
+        hop = Hop(tmp_path)
+        hop.append(*((key, bson.encode({"_id": key})) for key in (1, 2)))
+        hop.run()
+        tombstone, both = hop.settings, (hop.silver_table, hop.gold_table)
+        hop.append((1, None), (2, bson.encode({"_id": 2, "v": 3})))
+        layers.killed_at(hop.silver, Writer, "replace_arrow", after=False)
+        hop.settings = layers.pipeline(tmp_path, **{"delete.tombstone.handling.mode": "drop"})
+        hop.silver()
+        hop.settings = tombstone if is_back else hop.settings
+        hop.gold()
+        for _ in range(2):
+            assert [sorted(oracle.read(each.path or "")["__key"].to_pylist()) for each in both] == [["1", "2"]] * 2
+            hop.append((2, bson.encode({"_id": 2, "v": 4})))
+            hop.run()
