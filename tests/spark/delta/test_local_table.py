@@ -95,7 +95,7 @@ def test_a_compacted_file_stands_for_those_that_it_replaced(tmp_path: Path) -> N
     log.mkdir()
 
     def commit(version: int, operation: str, *, added: str, removed: str = "") -> None:
-        metadata = json.dumps({"writer": "w", "batch": version})
+        metadata = json.dumps({"writer": "w", "to": version, "batch": version})
         actions = [{"commitInfo": {"operation": operation, "userMetadata": metadata}}]
         actions += [{"remove": {"path": name}} for name in removed] + [{"add": {"path": added, "stats": "{}"}}]
         (log / f"{version:020}.json").write_text("\n".join(map(json.dumps, actions)) + "\n")
