@@ -61,8 +61,8 @@ class StreamStart:
 class EventBatch(NamedTuple):
     """One reply: raw events in stream order, the token after them, which is never inside a split event, and the reply's size.
 
-    `is_drained`: the server had no further event of the token's cluster time, and has repeated all events from before an interruption. Without events and
-    with False, only repeated events came, or the wait was too short to tell.
+    `is_drained`: the server had no further event of the token's cluster time, and has repeated all events from before an interruption.
+    Without events and with False, only repeated events came, or the wait was too short to tell.
     """
 
     events: list[bytes]
