@@ -46,7 +46,10 @@ def name(version: int) -> str:
 
 def noted_version(path: Path) -> int:
     """The version that the file `NOTED` names. Raises `OSError`, `ValueError`, `TypeError` or `KeyError`."""
-    return int(json.loads(path.read_text("utf-8"))["version"])
+    version = json.loads(path.read_text("utf-8"))["version"]
+    if not isinstance(version, int) or not _NAME.fullmatch(name(version)):
+        raise ValueError(f"{path}: {version} is no version")
+    return version
 
 
 def noted(log: Path) -> int | None:

@@ -235,8 +235,8 @@ def size(folder: Path) -> TableSize | None:
         return TableSize()
     try:
         checksum = json.loads((folder / table_files.commit_name(newest)).with_suffix(".crc").read_text("utf-8"))
-        return TableSize(checksum["numFiles"], checksum["tableSizeBytes"])
-    except (OSError, ValueError, KeyError):
+        return TableSize(int(checksum["numFiles"]), int(checksum["tableSizeBytes"]))
+    except (OSError, ValueError, KeyError, TypeError):
         return None
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -238,7 +239,8 @@ def _under_these_settings(collection: SilverCollection, work: CollectionWork) ->
     # A name stays reserved when the setting is removed: the column still exists, and a field must not mix with its values.
     collection.reserved = frozenset(position.added)
     collection.reserved |= {each.name for each in collection.added(collection.schema.schema)}
-    high = position.high
+    # An earlier version noted any text.
+    high = None if position.high and not re.fullmatch(bronze.SEQUENCE, position.high) else position.high
     if high is None and not collection.is_empty():
         # After a repair, of a copy without the log: else only the first range would count as late, and the next ones replace newer rows.
         high = _greatest_sequence(collection)

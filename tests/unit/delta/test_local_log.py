@@ -153,6 +153,21 @@ def test_the_user_metadata_of_others_is_not_ours(said: object, tmp_path: Path) -
     assert [each.metadata for each in local_log.commits(tmp_path)] == [None]
 
 
+@pytest.mark.parametrize(
+    "damaged", ["", "[]", "null", '{"version": Infinity}', '{"version": 1e300}', '{"version": -1}', '{"version": "0"}']
+)
+def test_small_files_of_a_log_that_are_damaged_are_as_good_as_none(damaged: str, tmp_path: Path) -> None:
+    """The hint at the last checkpoint, and the checksum of a commit: with Delta, a table can be read without them."""
+    log = tmp_path / "_delta_log"
+    log.mkdir()
+    for version in range(2):
+        (log / f"{version:020}.json").write_text('{"commitInfo":{"operation":"WRITE"}}\n')
+    (log / "_last_checkpoint").write_text(damaged)
+    (log / f"{1:020}.crc").write_text(damaged.replace("version", "tableSizeBytes"))
+    assert checkpoint.noted(log) is None and checkpoint.newest(tmp_path) is None
+    assert local_log.newest_version(tmp_path) == 1 and local_log.size(tmp_path) is None
+
+
 def test_a_truncated_commit_needs_a_decision(tmp_path: Path) -> None:
     """A commit that a power failure left empty counts as one without metadata, and the position is that of the commit before. A truncated
     one needs a decision."""

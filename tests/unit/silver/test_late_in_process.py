@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from pipelines.bronze import registry
 from pipelines.delta.writer import Writer
+from pipelines.silver import ranges
 from tests.harness import oracle, without_spark
 from tests.harness.layers import killed_at
-from tests.harness.without_spark import Hop, Log, NeedsSpark
+from tests.harness.without_spark import SPARK, Hop, Log, NeedsSpark
 
 
 @pytest.fixture
@@ -106,6 +109,23 @@ def test_a_delete_that_was_remembered_and_not_applied_is_for_spark(hop: Hop) -> 
     killed_at(hop.silver, Writer, "replace_arrow", after=False)
     with pytest.raises(NeedsSpark):
         hop.silver()
+
+
+def test_a_newest_sequence_that_is_none_is_read_from_the_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An earlier version noted the text of such an event, after which every event was late."""
+    with without_spark.running():
+        hop = Hop(tmp_path)
+        bronze = Log(hop)
+        bronze.append({"t": [written(1, 5)]})
+        hop.silver()
+        position = registry.silver_position(SPARK, hop.silver_table)
+        with Writer.claim(SPARK, hop.silver_table).released() as writer:
+            writer.mark(to=position.to, extra=replace(position, high="zzz").extra)
+        monkeypatch.setattr(ranges, "_greatest_sequence", lambda _: position.high)
+        hop.append((2, b"\5\0\0\0\0"))
+        hop.silver()
+        healed = registry.silver_position(SPARK, hop.silver_table)
+        assert position.high is not None and healed.high is not None and position.high < healed.high < "z"
 
 
 @pytest.mark.parametrize("place", ["zzz", "f" * 25])
