@@ -103,7 +103,7 @@ class Writer(StatementCommits):
                 extra = {name: newest_metadata[name] for name in newest_names if name in newest_metadata}
                 extra |= {} if standing.last == standing.position else {table_history.RESTORED: standing.version}
                 writer.mark(to=writer.metadata.get("to"), extra={**fenced_commits.carried(writer.metadata), **extra})
-                break
+                return writer  # not `break`, which is outside of this try: an interrupt there would keep the claim
             except errors.OwnershipLost:
                 continue
             except BaseException:
@@ -111,7 +111,7 @@ class Writer(StatementCommits):
                     writer.identity.writer, None
                 )  # the commit may exist, and the error's traceback keeps this writer alive
                 raise
-        return writer
+        raise table_errors.conflict(table)
 
     @contextmanager
     def released_on_error(self) -> Iterator[None]:
