@@ -60,7 +60,10 @@ def to_remembered_batch(
     with Writer.claim(spark, table, take_over=take_over, since_ms=since_ms).released() as writer:
         position = registry.silver_position(spark, table)
         to = min(position.to, registry.remembered_to(spark, deletes))
-        _mark(writer, deletes, replace(position, to=to, deletes=registry.deletes_version(spark, deletes)))
+        # Later sweeps are due again: of the documents that they deleted no other delete may come. All from before them stays late.
+        high = None if position.high is None else max(position.high, position.swept)
+        version = registry.deletes_version(spark, deletes)
+        _mark(writer, deletes, replace(position, to=to, high=high, swept="", deletes=version))
 
 
 def _mark(writer: Writer, older: tables.TableRef, position: registry.SilverPosition) -> None:

@@ -313,6 +313,26 @@ def test_deletes_that_a_restore_took_away_are_remembered_again(hop: Hop) -> None
     assert not registry.lacks_deletes(SPARK, hop.layout.deletes(*namespace), after)
 
 
+def test_what_a_snapshot_swept_is_swept_again_where_its_deletes_are_no_longer_remembered(tmp_path: Path) -> None:
+    """The events of a document whose delete was lost are applied again, and of it the snapshot's end alone tells."""
+    with without_spark.running():
+        made = Hop(tmp_path / "lake")
+        log = without_spark.Log(made)
+        log.append({"t": [{"op": "c", "key": key, "at": 10 + key, "after": {"_id": key}} for key in (1, 2)]})
+        made.silver()
+        shutil.copytree(tmp_path / "lake", tmp_path / "copy")
+        log.append({"t": [{"op": "r", "key": 1, "at": 60, "after": {"_id": 1}}, {"sweep": 60}]})
+        made.silver()
+        assert keys(made) == {1}
+        bring_back(made, "ops", batch=2)
+        made.silver()
+        assert keys(made) == {1}
+        # An event from before the snapshot that comes late is compared with the delete.
+        log.append({"t": [{"op": "u", "key": 2, "at": 20, "after": {"_id": 2}}]})
+        made.silver()
+        assert keys(made) == {1}
+
+
 def test_a_catalog_is_not_asked_for_deletes_that_there_are_none_of(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each start of silver would ask it once for each collection."""
     monkeypatch.setattr(local_log, "place", lambda *_: pytest.fail("a request"))
