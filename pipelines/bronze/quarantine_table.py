@@ -188,6 +188,16 @@ def held_among(spark: SparkSession, table: tables.TableRef, keys: Sequence[str])
     return {row.key for row in held_events.select("key").distinct().collect()}
 
 
+def without_held(events: DataFrame, table: tables.TableRef, *, before: int) -> DataFrame:
+    """The events without those that are held, as of the ranges up to batch `before`."""
+    spark = events.sparkSession
+    if not delta.exists(spark, table):
+        return events
+    return events.join(
+        _held_identities(spark.table(str(table)), before=before), F.expr(quarantine_rules.IS_SAME), "left_anti"
+    )
+
+
 def without_waiting(rows: DataFrame, table: tables.TableRef, *, since: str) -> DataFrame:
     """The rows without those of documents, by `__key`, that have held events of this sequence or later: these documents exist."""
     spark = rows.sparkSession
@@ -221,9 +231,7 @@ def adopt(spark: SparkSession, table: tables.TableRef, *, other: tables.TableRef
     if not delta.exists(spark, other):
         return
     delta.create(spark, table, columns=quarantine_rules.COLUMNS_DDL, properties=ops_tables.PROPERTIES)
-    held_identities = quarantine_rules.held(spark.table(str(table))).select(
-        *(F.col(name).alias(f"_{name}") for name in quarantine_rules.IDENTITY)
-    )
+    held_identities = _held_identities(spark.table(str(table)))
     is_same = F.expr(quarantine_rules.IS_SAME)
     newest_facts = quarantine_rules.current(spark.table(str(other)))
     is_ending = quarantine_rules.is_ending()
@@ -236,6 +244,12 @@ def adopt(spark: SparkSession, table: tables.TableRef, *, other: tables.TableRef
     facts = changed_facts.withColumn("to", F.lit(to).cast("bigint")).select(*spark.table(str(table)).columns)
     if not facts.isEmpty():
         ops_tables.append(facts, table)
+
+
+def _held_identities(facts: DataFrame, *, before: int | None = None) -> DataFrame:
+    """The second rows of `quarantine_rules.IS_SAME`, of the held events."""
+    held_events = quarantine_rules.held(facts, before=before)
+    return held_events.select(*(F.col(name).alias(f"_{name}") for name in quarantine_rules.IDENTITY))
 
 
 def dismiss(spark: SparkSession, table: tables.TableRef, *, before_ms: int, applied: int) -> int:

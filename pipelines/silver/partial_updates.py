@@ -24,7 +24,7 @@ from cdc_core.properties import unwrap as unwrap_options
 from cdc_core.silver import reduce
 from cdc_core.sql import table_columns
 from cdc_core.sql.names import identifier
-from pipelines.bronze import survey
+from pipelines.bronze import quarantine_table, survey
 from pipelines.delta import query_execution, upsert
 from pipelines.silver import batch as batches
 from pipelines.silver.batch import RowBatch
@@ -78,7 +78,11 @@ def with_awaited(collection: SilverCollection, batch: RowBatch) -> AwaitedEvents
         decided = earlier_events.where(~reduce.is_partial()).select("key")
         reread_keys = late_documents.where("is_reread").select("key").join(decided, "key", "left_anti")
         reread = batch.resources.enter_context(query_execution.held(reread_keys))
-    events, updates = batch.rows, earlier_events.where(reduce.is_partial())
+    # What waits in quarantine comes with its replay: of a row that contained it, the replay would be a repetition.
+    updates = quarantine_table.without_held(
+        earlier_events.where(reduce.is_partial()), collection.quarantine, before=batch.range_.after
+    )
+    events = batch.rows
     if collection.mode.marks_deleted:
         events = _not_ended(events, earlier_events)
     return AwaitedEvents(events.unionByName(updates.select(*events.columns)), reread)

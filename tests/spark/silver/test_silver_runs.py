@@ -17,7 +17,7 @@ from pipelines.delta import table_history
 from pipelines.delta.writer import Writer
 from pipelines.gold import in_process as gold_small_batch
 from pipelines.gold import run as gold
-from pipelines.operations import rebuild
+from pipelines.operations import quarantine, rebuild
 from pipelines.schema import log as schemas
 from pipelines.silver import deletes, evolve
 from pipelines.silver import run as silver
@@ -155,6 +155,32 @@ def test_a_document_from_before_a_delete_is_no_base_of_a_later_one(spark: SparkS
     rows = {row["_id"]: tuple(row.get(name, False) for name in told) for row in hop.rows("t") if "_id" in row}
     assert rows == {2: (1, 1, False, False)}
     assert [row["_id"] for row in hop.documents("t")] == [2]
+
+
+def test_a_document_that_comes_late_is_no_base_of_what_waits_in_quarantine(spark: SparkSession, lakehouse: Path) -> None:
+    """What a snapshot has read before an event that cannot be read gets the updates before that event. The others come with the replay."""
+    hop = Hop(spark, pipeline(lakehouse, **{"keep.document": True}))
+    hop.bronze.append({"t": [document(key, 10, "c", v=1) for key in (1, 2)]})
+    hop.run()
+    updates = [{"op": "u", "key": key, "at": 17, "update": {"x": 1}} for key in (1, 2)]
+    unreadable = [{"op": "u", "key": 1, "at": 20, "text": "{"}, {"op": "u", "key": 2, "at": 20, "update": "{"}]
+    hop.bronze.append({"t": [*updates, *unreadable, {"op": "u", "key": 1, "at": 30, "update": {"y": 1}}]})
+    hop.run()
+    hop.bronze.append({"t": [document(key, 15, "r", v=1, lost=1) for key in (1, 2)]})
+    hop.run()
+
+    def rows() -> list[tuple[Any, ...]]:
+        return [tuple(row.get(name) for name in ("v", "x", "y", "lost", "__incomplete")) for row in hop.rows("t")]
+
+    assert rows() == [(1, 1, None, 1, True)] * 2
+    held = {
+        each.key: each.resume_token for each in quarantine.listed(spark, hop.layout.quarantine(bronze_rows.DB, "t"), most=2)
+    }
+    corrections = {held["1"]: {"after": '{"_id":1,"v":2}'}, held["2"]: {"updatedFields": '{"y":2}'}}
+    namespace = (bronze_rows.DB, "t")
+    quarantine.replay(spark, hop.layout, name="hand", namespace=namespace, corrections=corrections, now_ms=5)
+    hop.run()
+    assert rows() == [(2, None, 1, None, None), (1, 1, 2, 1, True)]
 
 
 KILLS = [
