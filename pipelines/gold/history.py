@@ -156,7 +156,7 @@ class History:
         `stop` was set or `seconds` have passed."""
         # A name stays reserved when the setting is removed: the column still exists, and a field must not mix with its values.
         added_names = {*at.added, *(each.name for each in self.added())}
-        always_folds = self.folds
+        always_folds = self.settings.keeps_document(str(self.namespace))
         start = at.start(silver, folds=always_folds)
         span = BatchRange(start, silver.to)
         # Also partial updates of an earlier capture mode, if the history has documents to fold them onto. They may come after ranges without

@@ -41,13 +41,14 @@ class Kept:
         self.limit, self.at = limit, HistoryPosition()
         history.create(SPARK, self.table, properties={"delta.enableDeletionVectors": str(vectors).lower()})
 
-    def lay_out(self, to: int | None = None) -> None:
-        writer = Writer.claim(SPARK, self.table)
+    def claimed(self) -> history.History:
         local = in_process_history.InProcess(self.limit)
-        kept = history.History(SPARK, self.hop.settings, self.hop.layout, NAMESPACE, writer, local)
-        reached = to or self.bronze.batch
+        return history.History(SPARK, self.hop.settings, self.hop.layout, NAMESPACE, Writer.claim(SPARK, self.table), local)
+
+    def lay_out(self, to: int | None = None) -> None:
+        kept, reached = self.claimed(), to or self.bronze.batch
         kept.brought_up(self.at, registry.SilverPosition(reached), stop=threading.Event())
-        writer.release()
+        kept.writer.release()
         self.at = HistoryPosition(reached, folds=table_history.standing(SPARK, self.table).metadata["folds"])
 
     def versions(self, *names: str) -> list[tuple[Any, ...]]:
@@ -415,6 +416,22 @@ def test_updates_of_the_old_mode_that_come_late_are_folded(tmp_path: Path) -> No
     expected += [("2", 20, 40, 2, 1, False), ("2", 40, None, 4, 1, False)]
     assert kept.versions("v", "w", "__incomplete") == expected
     assert kept.at.folds is True
+
+
+def test_an_update_whose_document_was_gone_takes_no_service_back_to_the_beginning(tmp_path: Path) -> None:
+    """Documents were kept once. Now updates have their own, but for one that was deleted before it was looked up: the service keeps documents
+    for the range with that event, and not from then on."""
+    kept = Kept(tmp_path, **{"keep.document": True})
+    kept.bronze.append({"t": [change("c", 1, 10, v=1)]})
+    kept.lay_out()
+    kept.hop.settings = layers.pipeline(tmp_path, history=True)
+    service, applied = kept.claimed(), []
+    for event in (change("u", 1, 20, v=2), update(1, 30, v=3), change("d", 1, 31), change("c", 2, 40, v=1)):
+        kept.bronze.append({"t": [event]})
+        at, silver = history_position.position(SPARK, kept.table), registry.SilverPosition(kept.bronze.batch)
+        applied.append(service.brought_up(at, silver, stop=threading.Event()))
+    assert applied == [1, 1, 1, 1]
+    assert history_position.position(SPARK, kept.table).folds is False
 
 
 @pytest.mark.parametrize("folds", [False, None])
