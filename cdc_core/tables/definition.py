@@ -62,7 +62,9 @@ def ddl(
     delta_properties = {**REQUIRED, **properties, **checkpoints(table, properties)}
     set_properties = {name: value for name, value in delta_properties.items() if sets_all or name not in CATALOGS_OWN}
     rendered = ", ".join(f"'{name}' = '{value}'" for name, value in {FORMAT_PROPERTY: FORMAT, **set_properties}.items())
-    clustering = f" CLUSTER BY ({', '.join(cluster_by)})" if cluster_by else ""
+    # Delta cuts the text there, and counts a character beyond U+FFFF before it as one, where Java has two: blanks take the difference.
+    room = " " * sum(ord(sign) > 0xFFFF for sign in f"{table}{columns}")
+    clustering = f" {room}CLUSTER BY {room}({', '.join(cluster_by)})" if cluster_by else ""
     return f"{table}{columns} USING DELTA{clustering} TBLPROPERTIES ({rendered})"
 
 

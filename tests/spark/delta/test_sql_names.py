@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from cdc_core.sql.names import identifier, literal
+from cdc_core.tables import layout as tables
+from pipelines.delta.writer import Writer
+from tests.harness import made_tables
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -86,3 +90,15 @@ def test_identifiers(spark: SparkSession) -> None:
     found = list(dict.fromkeys(text for text in texts(60) if text.isprintable() and text.strip() and text.isascii()))
     columns = ", ".join(f"{number} AS {identifier(name)}" for number, name in enumerate(found))
     assert spark.sql(f"SELECT {columns}").columns == found
+
+
+@pytest.mark.parametrize("folder", ("🙂", "𠮷野家" * 9 + "🙂 🙂"))
+def test_a_table_may_lie_below_characters_that_java_counts_twice(spark: SparkSession, tmp_path: Path, folder: str) -> None:
+    """Delta replaces the clustering in the text of a statement, at another place than it is at behind such characters."""
+    table, columns = tables.TableRef.at(str(tmp_path / folder / "table")), ("key", "other")
+    made_tables.by_statement(spark, table, columns="`key` STRING, `other` INT", cluster_by=columns)
+    with Writer.claim(spark, table).released() as writer:
+        writer.replace(spark.createDataFrame([("a", 1)], "key STRING, other INT"), to=1, properties={}, cluster_by=columns)
+    [detail] = spark.sql(f"DESCRIBE DETAIL {table}").collect()
+    assert detail.clusteringColumns == [*columns]
+    assert spark.table(str(table)).collect() == [("a", 1)]
