@@ -1,9 +1,10 @@
 """Kills captures of a database at any of their statements, each with SIGKILL, without a JVM.
 
-    python -m tests.harness.killed_captures URI --database shop --root FOLDER --captures 8 --seed 1
+    python -m tests.harness.killed_captures URI --database shop --root FOLDER --kills 5 --seed 1
 
 Each capture is a fork of this process, which takes milliseconds, after a random workload of five collections. The first one is not
-killed: it shows which statements there are. Nor is the last one. The output is the number of kills.
+killed: it shows which statements there are. Nor is the last one, nor one that does not reach its statement. The output is the number
+of captures between them.
 """
 
 from __future__ import annotations
@@ -56,9 +57,9 @@ def ended(act: Callable[[], object]) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-def run(uri: str, database: str, root: Path, *, count: int, seed: int) -> int:
-    """The number of kills. Raises AssertionError where a capture ends with an error."""
-    draws, noted, kills = random.Random(seed), root / "statements.json", 0
+def run(uri: str, database: str, root: Path, *, kills: int, seed: int) -> int:
+    """The number of captures that took so many kills. Raises AssertionError where a capture ends with an error."""
+    draws, noted, count = random.Random(seed), root / "statements.json", 0
 
     def act() -> None:
         captured(uri, root, database)
@@ -71,14 +72,14 @@ def run(uri: str, database: str, root: Path, *, count: int, seed: int) -> int:
     change()
     assert ended(lambda: recorded(act, noted)) == 0
     known = [statements.Statement(*each) for each in json.loads(noted.read_text())]
-    for _ in range(count):
+    while kills:
         change()
         statement, nth = draws.choice(known), draws.choice([1, 1, 2, 5])
         outcome = ended(functools.partial(killed, act, statement, nth))
         assert outcome in (0, -signal.SIGKILL), statement
-        kills += outcome != 0
+        kills, count = kills - (outcome != 0), count + 1
     assert ended(act) == 0
-    return kills
+    return count
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -86,11 +87,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("uri")
     parser.add_argument("--database", required=True)
     parser.add_argument("--root", type=Path, required=True)
-    parser.add_argument("--captures", type=int, default=8)
+    parser.add_argument("--kills", type=int, default=5)
     parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args(argv)
     logging.disable(logging.CRITICAL)
-    print(run(arguments.uri, arguments.database, arguments.root, count=arguments.captures, seed=arguments.seed))
+    print(run(arguments.uri, arguments.database, arguments.root, kills=arguments.kills, seed=arguments.seed))
     return 0
 
 

@@ -24,7 +24,6 @@ def test_killed_at_any_statement_it_goes_on(tmp_path: Path, mongodb_uri: str, da
         recording.terminate()
         assert recording.wait(60) == 0, recording.said
     assert said.returncode == 0, said.stderr[-3000:]
-    assert int(said.stdout) >= 3
     table = Path(captures.table(captures.pipeline(mongodb_uri, tmp_path / "lake", database.name)).path or "")
     first = oracle.first_token(table)
     assert oracle.bronze_tokens(table) == [token for token in recorder.tokens(pipeline.recording) if token > first]
