@@ -24,6 +24,7 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from cdc_core import errors
+from cdc_core.bronze import columns as bronze
 from cdc_core.bronze.batch_range import BatchRange
 from cdc_core.gold import cut as times
 from cdc_core.properties.source import FullUpdateType
@@ -396,13 +397,13 @@ def _reached(spark: SparkSession, table: tables.TableRef) -> tuple[str | None, i
 def _batches(spark: SparkSession, table: tables.TableRef, newest: int, *, at: int) -> list[times.BatchTimes]:
     """The cluster times of each batch, from narrow columns; all batches before `at`, which cannot be a cut, are combined into one.
 
-    A log has millions of batches. The token of a heartbeat says how far the stream was.
+    A heartbeat's token says how far the stream was. An event without a place in the order has no time: it would bar all later cuts.
     """
+    time = f"CASE WHEN sequence RLIKE {literal(bronze.SEQUENCE)} THEN left(sequence, 16) END"
     rows = spark.sql(
-        f"SELECT greatest(batch, {at - 1}) AS number, min(CASE WHEN kind <> 'snapshot' THEN left(sequence, 16) END) AS first, "
-        "max(CASE WHEN kind <> 'snapshot' THEN left(sequence, 16) END) AS last, "
-        "max(CASE WHEN kind = 'snapshot' THEN left(sequence, 16) END) AS snapshot "
-        f"FROM {table} WHERE batch <= {newest} GROUP BY greatest(batch, {at - 1})"
+        f"SELECT greatest(batch, {at - 1}) AS number, min(time) FILTER (WHERE kind <> 'snapshot') AS first, "
+        "max(time) FILTER (WHERE kind <> 'snapshot') AS last, max(time) FILTER (WHERE kind = 'snapshot') AS snapshot "
+        f"FROM (SELECT batch, kind, {time} AS time FROM {table} WHERE batch <= {newest}) GROUP BY greatest(batch, {at - 1})"
     ).toArrow()
     return [times.BatchTimes(*row) for row in zip(*(column.to_pylist() for column in rows.columns))]
 

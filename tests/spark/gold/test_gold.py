@@ -326,6 +326,19 @@ def test_a_log_is_one_batch_up_to_where_the_tables_are(spark: SparkSession, tmp_
     assert ends[0] == ends[1] != []
 
 
+@pytest.mark.parametrize("place", ["", "zzz"])
+def test_an_event_without_a_place_in_the_order_bars_no_cut(spark: SparkSession, tmp_path: Path, place: str) -> None:
+    """It goes to quarantine. It is neither later nor earlier than the batches around it."""
+    log = bronze_rows.Log(spark, tables.TableRef.at(str(tmp_path / "log")))
+    log.append({"things": [put(1, 1) | {"at": 10}]})
+    log.batch += 1
+    log._write([log._row("things", put(2, 2) | {"at": 15}) | {"sequence": place}])
+    log.append({"things": [put(3, 3) | {"at": 20}]})
+    found = published_cut._batches(spark, log.table, 3, at=0)
+    boundaries = cut.boundaries(found, complete_time=f"{30:08x}{1:08x}")
+    assert [(each.batch, each.time[:8]) for each in boundaries] == [(1, "0000000a"), (2, "0000000a"), (3, "00000014")]
+
+
 @pytest.mark.parametrize(("steps", "seed"), [(3, 1), pytest.param(60, 2, marks=pytest.mark.journey)])
 def test_gold_is_what_silver_holds(spark: SparkSession, lakehouse: Path, steps: int, seed: int) -> None:
     """This holds after any changes, with deletion vectors switched on and off, and with OPTIMIZE, VACUUM and RESTORE of both tables
