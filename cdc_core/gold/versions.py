@@ -138,9 +138,9 @@ def _made(event: DocumentEvent, current: DocumentVersion | None) -> DocumentVers
     if not event.is_partial:
         return DocumentVersion(event.sequence, document=event.document, offset=event.offset)
     base = None if current is None else current.document
-    is_unsure = current is None or current.is_incomplete
-    # A pre-image is the whole document before the update, so nothing earlier is needed.
-    if is_unsure and event.before is not None:
+    is_unsure = current is None or current.is_incomplete or current.document is None  # its documents were not kept
+    # A pre-image is the whole document before the update, so nothing earlier is needed. An unreadable one counts as none.
+    if is_unsure and fold.is_document(event.before):
         base, is_unsure = event.before, False
     document, is_incomplete = fold.folded_text(base, [event.update or PartialUpdate.unreadable(event.sequence)])
     return DocumentVersion(event.sequence, document=document, is_incomplete=is_incomplete or is_unsure, offset=event.offset)

@@ -312,8 +312,7 @@ def _laid_out(events: pa.Table, stored: _StoredVersions, *, folds: bool) -> _Ver
     row_of: dict[int, int] = {}
     for number, (key, row) in enumerate(zip(events["key"].to_pylist(), envelopes.to_pylist())):
         row_of[row["offset"]] = number
-        # An unreadable pre-image counts as none: a fold works without it.
-        before = row["before"] if is_partial[number] and fold.is_document(row["before"]) else None
+        before = row["before"] if is_partial[number] else None
         by_key[key].append(versions.event({**row, "before": before, "is_whole": is_whole[number], "after": texts[number]}))
     changes, size = _VersionChanges([], [], [], {}), 0
     for key, key_events in by_key.items():

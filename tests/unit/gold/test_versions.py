@@ -79,6 +79,22 @@ def test_updates_are_folded_each_by_itself() -> None:
     assert other.spans() == [(5, None, {"v": 3, "x": 2})] and not other.versions["0005"].is_incomplete
 
 
+def test_a_version_without_its_document_is_no_base() -> None:
+    """It was made while documents were not kept."""
+    kept = Kept()
+    kept.add(replace(whole(1, "a"), document=None), folds=False)
+    kept.add(partial(2, before={"v": "a"}, w=1), partial(3, x=2))
+    assert kept.spans()[1:] == [(2, 3, {"v": "a", "w": 1}), (3, None, {"v": "a", "w": 1, "x": 2})]
+    assert not any(each.is_incomplete for each in kept.versions.values())
+
+
+def test_an_unreadable_pre_image_counts_as_none() -> None:
+    kept = Kept()
+    kept.add(partial(1, w=1), replace(partial(2, x=2), before="{"))
+    assert kept.spans() == [(1, 2, {"w": 1}), (2, None, {"w": 1, "x": 2})]
+    assert all(each.is_incomplete for each in kept.versions.values())
+
+
 def test_an_update_that_comes_again_is_folded_onto_the_same_version() -> None:
     """After a crash a range is repeated: the version before its first event ends where that event begins."""
     kept = Kept()
