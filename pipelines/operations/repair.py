@@ -11,6 +11,7 @@ back far enough that nothing is lost silently:
     ops/deletes       keeps the other files; the collection's gold table, which may lack some of the deletes, loses its position
     ops/collections   removes all files: the next run of silver finds the collections again
     ops/schemas       removes all files: silver refuses tables with unknown columns until they are rebuilt
+    quarantine        keeps the other files: a rebuild finds the events in bronze again
     others            only the missing rows are lost, and the result says so
 
 Every commit is fenced and leaves a readable table: if a run is killed, run it again.
@@ -181,6 +182,11 @@ def _plan(
             return (
                 files,
                 "run medallion rebuild for each collection, to rebuild its table and schema from bronze; until then silver refuses it",
+            )
+        case ("quarantine", *_):
+            return missing, (
+                "run medallion rebuild for this collection, to find its quarantined events in bronze again; until then their documents "
+                "take later updates without them"
             )
     return missing, "the contents of these files are lost"
 

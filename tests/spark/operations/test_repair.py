@@ -10,7 +10,7 @@ import pytest
 from cdc_core import errors
 from pipelines.bronze import log as bronze
 from pipelines.delta import tables as delta
-from pipelines.operations import repair
+from pipelines.operations import quarantine, rebuild, repair
 from pipelines.silver import run as silver
 from pipelines.spark import failures, parallel
 from tests.harness import bronze_rows
@@ -47,6 +47,19 @@ def test_silver_gold_and_facts_come_again(spark: SparkSession, tmp_path: Path) -
     assert repair.run(spark, hop.settings, failures=parallel.Failures()) == []
     hop.run()
     assert hop.documents(ORDERS) == wanted
+
+
+def test_events_in_quarantine_are_found_again_by_a_rebuild(spark: SparkSession, tmp_path: Path) -> None:
+    hop = Hop(spark, pipeline(tmp_path))
+    hop.bronze.append({ORDERS: [document(1, 10, "c", v=1), document(1, 11) | {"text": '{"_id": 1'}]})
+    hop.run()
+    table = hop.layout.quarantine(bronze_rows.DB, ORDERS)
+    held = [each.sequence for each in quarantine.listed(spark, table)]
+    lose(spark, table)
+    (found,) = repair.run(spark, hop.settings, failures=parallel.Failures())
+    assert "medallion rebuild" in found.next and [*quarantine.listed(spark, table)] == []
+    rebuild.run(spark, hop.settings, collection=f"{bronze_rows.DB}.{ORDERS}")
+    assert held and [each.sequence for each in quarantine.listed(spark, table)] == held
 
 
 def test_events_that_come_again_change_no_newer_row(spark: SparkSession, tmp_path: Path) -> None:
