@@ -229,6 +229,8 @@ class SilverPosition:
     added: tuple[str, ...] = ()
     """The columns that `add.fields` and `add.headers` ever added."""
     version: int = -1
+    is_restored: bool = field(default=False, compare=False)
+    """Whether a RESTORE is newer than all that silver has committed."""
     settled: CaughtUp | None = field(default=None, compare=False)
     """The statement about all tables by the last run that released the table cleanly."""
     origin: str = ""
@@ -313,6 +315,7 @@ def silver_position(spark: SparkSession, table: tables.TableRef) -> SilverPositi
             **{name: metadata[name] for name in plain_names if metadata.get(name) is not None},
             added=tuple(metadata.get("added") or ()),
             version=standing.version,
+            is_restored=standing.is_restored,
             settled=CaughtUp(**metadata["settled"]) if "settled" in metadata else None,
             bronze=bronze_commit(metadata),
         )
@@ -323,4 +326,4 @@ def silver_position(spark: SparkSession, table: tables.TableRef) -> SilverPositi
     if folder is not None and local_log.files(folder) == []:
         return SilverPosition(generation=generation, version=standing.version)
     row = spark.sql(f"SELECT max(`__batch`) AS batch FROM {table} VERSION AS OF {standing.version}").first()
-    return SilverPosition(row.batch or 0, generation=generation, version=standing.version)
+    return SilverPosition(row.batch or 0, generation=generation, version=standing.version, is_restored=standing.is_restored)

@@ -383,6 +383,9 @@ class _GoldRun:
         work = current.GoldWork(namespace, silver, self._position(namespace, silver))
         if work.gold.to is None and self.empty.get(namespace) == silver:
             return None
+        # As above: silver, which was restored, applies the events after its position again.
+        if silver.is_restored and (work.gold.to or 0) > silver.to:
+            return None
         return work if work.is_rewrite or work.gold.to != silver.to else None
 
     def _position(self, namespace: registry.Namespace, silver: registry.SilverPosition) -> current.GoldPosition:
