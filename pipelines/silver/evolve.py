@@ -18,6 +18,7 @@ from cdc_core.bronze import columns as bronze
 from cdc_core.schema.evolution import MAX_FIELDS, grown
 from cdc_core.silver import quarantine as quarantine_rules
 from cdc_core.silver import reduce
+from cdc_core.sql.names import literal
 from pipelines.bronze import survey
 from pipelines.schema import batch_evolution, looks
 from pipelines.schema import log as schemas
@@ -38,8 +39,8 @@ COUNTED = {
     "partial": _PARTIAL,
     # Wider and cheaper than `quarantine_rules.is_suspect`: evaluated for each event; the exact one only if this counts any.
     "suspect": (
-        "key IS NULL OR sequence IS NULL OR length(sequence) <> 24 OR op IS NULL OR op NOT IN ('c', 'u', 'd', 'r') "
-        f"OR (op IN ('c', 'r') AND `after` IS NULL) OR (op <> 'd' AND NOT {_braced('`after`')})"
+        f"key IS NULL OR NOT coalesce(sequence RLIKE {literal(bronze.SEQUENCE)}, false) OR op IS NULL "
+        f"OR op NOT IN ('c', 'u', 'd', 'r') OR (op IN ('c', 'r') AND `after` IS NULL) OR (op <> 'd' AND NOT {_braced('`after`')})"
     ),
 }
 """Conditions that are counted in the same query that reads the documents for their schema."""

@@ -26,6 +26,7 @@ from pipelines.bronze import quarantine_table
 from pipelines.delta import ops_tables, table_history
 from pipelines.delta.writer import Writer
 from pipelines.operations import quarantine as quarantines
+from pipelines.silver import evolve
 from pipelines.silver import tables as silver_tables
 from tests.harness import bronze_rows
 from tests.harness.layers import Hop, document, pipeline
@@ -152,7 +153,7 @@ JUDGED: tuple[tuple[dict[str, Any], quarantine.Reason | None], ...] = (
     (event(1, "r", text='{"a":1,"a":{"b":[1.0,"\\u0000}"]}}'), None),
     (event(1, "c", key=None), Reason.NO_KEY),
     (event(1, "c", sequence=None), Reason.NO_SEQUENCE),
-    (event(1, "c", sequence="5"), Reason.NO_SEQUENCE),
+    *[(event(1, "c", sequence=text), Reason.NO_SEQUENCE) for text in ("5", "z" * 24, "0" * 23 + "F")],
     (event(1, "x"), Reason.UNKNOWN_OPERATION),
     (event(1, "c") | {"op": None}, Reason.UNKNOWN_OPERATION),
     (event(1, "c", after=None), Reason.NO_DOCUMENT),
@@ -166,9 +167,12 @@ JUDGED: tuple[tuple[dict[str, Any], quarantine.Reason | None], ...] = (
 
 
 def test_reasons(spark: SparkSession) -> None:
-    """The reason of an unreadable event is the first problem in the columns that silver needs."""
+    """The reason of an unreadable event is the first problem in the columns that silver needs; beside texts, the cheap condition sees each."""
     rows = [row | {"offset": number} for number, (row, _) in enumerate(JUDGED)]
-    found = frame(spark, rows).select("offset", quarantine.reason().alias("reason")).orderBy("offset").collect()
+    is_counted = F.coalesce(F.expr(evolve.COUNTED["suspect"]), F.lit(False)).alias("is_counted")
+    found = frame(spark, rows).select("offset", quarantine.reason().alias("reason"), is_counted).orderBy("offset").collect()
+    seen_by_typing = (Reason.UNREADABLE_AFTER, Reason.UNREADABLE_UPDATE, Reason.UNREADABLE_PATHS)
+    assert all(row.is_counted for row in found if row.reason not in (None, *seen_by_typing))
     assert [row.reason for row in found] == [None if reason is None else reason.value for _, reason in JUDGED]
     assert [quarantine_split.reason(row) for row, _ in JUDGED] == [reason for _, reason in JUDGED]
 
