@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
@@ -43,13 +45,17 @@ rewrite all of a smaller table."""
 
 LARGE_FILE = 64 * 1024 * 1024
 
+SMALL_FILE_BYTES, SMALL_FILE_ROWS = LARGE_FILE // 4, 50_000
+"""A file with less of both is small. A first load writes files with more rows, in any number: to write them all again would double its
+time, and `medallion maintain` does so anyway."""
+
 ORDERED_CUBE_BYTES = LARGE_FILE
 """The same for a table whose rows come in the order of its clustering: there small groups skip as many files as large ones. Bronze is
 compacted every few minutes, and each time all of its newest group is rewritten, and kept for a week."""
 
 
 MANY_FILES = 24
-"""A writer compacts when there are this many new surplus files: files beyond one per `LARGE_FILE` bytes of the table."""
+"""A writer compacts when there are this many new surplus files: small ones, beyond one file per `LARGE_FILE` bytes of the table."""
 
 MANY_FACTS = 200
 """A running service compacts a table of facts, to which each commit adds a file, when there are this many new surplus files."""
@@ -204,7 +210,7 @@ def _compact_files(writer: Writer) -> bool:
         return False
     parts, others = live.by_size(rows=FEW_ROWS, size_bytes=FEW_BYTES)
     # Merges of this process leave files of medium size, which Spark compacts when there are many.
-    are_many = len([each for each in others if each["size"] < LARGE_FILE // 4]) >= MANY_FILES
+    are_many = len([*filter(_is_small, others)]) >= MANY_FILES
     if are_many or any(file_statistics.share_deleted(each) > MUCH_DELETED for each in others):
         return False
     return len(parts) > 1 and writer.compact_files(parts) is not None
@@ -238,14 +244,22 @@ def compact_facts(spark: SparkSession, table: tables.TableRef, left: int) -> int
 
 
 def _surplus_files(writer: Writer) -> int:
-    """The number of files beyond one per `LARGE_FILE` bytes of the table; 0 where it is not known."""
+    """The number of small files, less those that are as many as there should be for the table's bytes; 0 where it is not known."""
     folder = local_log.folder(writer.table)
     size = None if folder is None else local_log.size(folder)
+    if size is not None and _surplus(size) < MANY_FILES:
+        return _surplus(size)
     live = writer.live
-    if size is None and live is not None and live.move_to(writer.version):
-        sizes = [each["size"] for each in live.files()]
-        size = local_log.TableSize(len(sizes), sum(sizes))
-    return _surplus(size)
+    if live is None or not live.move_to(writer.version):
+        return _surplus(size)
+    files = live.files()
+    size = local_log.TableSize(len(files), sum(each["size"] for each in files))
+    return min(_surplus(size), len([*filter(_is_small, files)]))
+
+
+def _is_small(file: Mapping[str, Any]) -> bool:
+    rows = file_statistics.row_count(file)
+    return file["size"] < SMALL_FILE_BYTES and (rows < SMALL_FILE_ROWS or rows == file_statistics.UNKNOWN_ROWS)
 
 
 def _surplus(size: local_log.TableSize | None) -> int:
