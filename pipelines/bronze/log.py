@@ -489,4 +489,4 @@ def _optimize(session: SparkSession, table: tables.TableRef) -> None:
     The commit has no metadata of ours: that from its beginning would hide the commits made while it ran.
     """
     with contextlib.suppress(Exception):
-        maintenance.optimize(session, table, is_ordered=True)
+        maintenance.optimize(session, table, keeps_small=True)

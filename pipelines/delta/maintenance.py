@@ -49,9 +49,9 @@ SMALL_FILE_BYTES, SMALL_FILE_ROWS = LARGE_FILE // 4, 50_000
 """A file with less of both is small. A first load writes files with more rows, in any number: to write them all again would double its
 time, and `medallion maintain` does so anyway."""
 
-ORDERED_CUBE_BYTES = LARGE_FILE
-"""The same for a table whose rows come in the order of its clustering: there small groups skip as many files as large ones. Bronze is
-compacted every few minutes, and each time all of its newest group is rewritten, and kept for a week."""
+SMALL_CUBE_BYTES = LARGE_FILE
+"""The same for a table whose rows come in the order of its clustering, where small groups skip as many files as large ones, and for a
+writer's own compactions, which are many: each would write all of a table below the other size anew, and bronze keeps that for a week."""
 
 
 MANY_FILES = 24
@@ -65,16 +65,16 @@ FEW_BYTES = 16 * 1024 * 1024
 """The most rows and bytes of small files that a writer merges itself. They are few, so that readers of new rows read few old ones."""
 
 
-def optimize(spark: SparkSession, table: tables.TableRef, *, purges: bool = False, is_ordered: bool = False) -> bool:
+def optimize(spark: SparkSession, table: tables.TableRef, *, purges: bool = False, keeps_small: bool = False) -> bool:
     """Compact a table, by its clustering where it has one. The commit has no metadata: that of the commit before it still counts.
 
-    With `purges`, also rewrites files with deleted rows; returns false where that failed for a clustered table. `is_ordered`: whether the
-    rows come in the order of the clustering.
+    With `purges`, also rewrites files with deleted rows; returns false where that failed for a clustered table. With `keeps_small`,
+    groups of `SMALL_CUBE_BYTES` stay as they are, too.
     """
     with query_execution.session_confs(spark, _groups(CUBE_BYTES)), table_errors.translating(table):
         is_purged = not purges or _purged(spark, table)
         # After a purge that failed, deleted rows go at least from the groups that are written anew: from the larger ones.
-        stable = _groups(ORDERED_CUBE_BYTES) if is_ordered else {}
+        stable = _groups(SMALL_CUBE_BYTES) if keeps_small else {}
         with query_execution.session_confs(spark, stable if is_purged else ALL_DELETED):
             spark.sql(f"OPTIMIZE {table}").collect()
         return is_purged or not spark.sql(f"DESCRIBE DETAIL {table}").collect()[0].clusteringColumns
@@ -217,15 +217,18 @@ def _compact_files(writer: Writer) -> bool:
 
 
 def _optimize(writer: Writer) -> None:
+    live = writer.live
+    # These are written anew with their group.
+    has_deleted = live is None or any(file_statistics.share_deleted(each) > MUCH_DELETED for each in live.files())
     writer.check_ownership()
-    _compact_silently(writer.spark, writer.table)
+    _compact_silently(writer.spark, writer.table, keeps_small=not has_deleted)
     writer.check_ownership()  # moves on to the version of the compaction
 
 
-def _compact_silently(spark: SparkSession, table: tables.TableRef) -> None:
+def _compact_silently(spark: SparkSession, table: tables.TableRef, *, keeps_small: bool = False) -> None:
     # Without metadata: the commit changes neither the owner nor the position.
     with query_execution.session_confs(spark, COMPACTION), contextlib.suppress(errors.CommitConflict):
-        optimize(spark, table)
+        optimize(spark, table, keeps_small=keeps_small)
 
 
 def compact_facts(spark: SparkSession, table: tables.TableRef, left: int) -> int:

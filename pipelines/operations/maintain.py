@@ -270,7 +270,7 @@ class _MaintenanceRun:
         try:
             if table.kind.is_claimed:
                 self._keep_position(table.ref)
-            if not maintenance.optimize(self.spark, table.ref, purges=purges, is_ordered=table.kind is TableKind.BRONZE):
+            if not maintenance.optimize(self.spark, table.ref, purges=purges, keeps_small=table.kind is TableKind.BRONZE):
                 words.left.append("deleted rows stay in its files: REORG of this Delta version fails on a cluster")
         except errors.CommitConflict:
             words.left.append("not compacted: its writer committed first")

@@ -115,7 +115,7 @@ def test_a_compaction_leaves_what_was_compacted_before(
     few minutes.
     """
     monkeypatch.setattr(bronze, "COMPACT_EVERY", 3)
-    monkeypatch.setattr(maintenance, "ORDERED_CUBE_BYTES", 1, raising=False)  # of a gigabyte this would have to write one
+    monkeypatch.setattr(maintenance, "SMALL_CUBE_BYTES", 1, raising=False)  # of a gigabyte this would have to write one
 
     def compacted() -> set[str]:
         beat(log, 3)
