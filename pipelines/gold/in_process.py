@@ -16,6 +16,7 @@ from pyspark.sql.types import StructField, StructType
 
 from cdc_core.sql import table_columns
 from cdc_core.tables import layout as tables
+from pipelines.bronze import collection_events
 from pipelines.delta import live_files, query_execution, table_schema, upsert
 from pipelines.delta import tables as delta
 from pipelines.delta.live_files import LiveFiles
@@ -27,7 +28,10 @@ _STATE = ("__deleted", "__incomplete", "__known")
 """Silver's columns that say whether a row is a current document."""
 
 LOCAL_ROWS = 1_000_000
-"""The most rows that are published here at a time. Beyond that, Spark on many cores is faster; on two cores it never is."""
+"""The most changed rows that are published here at a time, and rows of a new table with many cores: beyond that, Spark is faster."""
+
+FILE_BYTES = 2**30
+"""The bytes of silver's files up to which a new table with more rows is written here with few cores: it is one file."""
 
 JUDGED_BYTES = 32 * 2**20
 """The most bytes of rows that are sent to Spark for their expectations; more of them it reads itself."""
@@ -59,9 +63,11 @@ class SourceFiles:
             return None
         names = [name for name in ("__key", "__rescued", *_STATE) if name in self.silver.schema.names]
         empty = pa.schema([self.silver.schema.field(name) for name in names]).empty_table()
-        # Part by part: rescued values may be large, and are reduced to `is_rescued`.
-        parts = [_state(part) for part in self.silver.parts_above("__batch", above, columns=names)]
-        return pa.concat_tables([_state(empty), *parts])
+        return pa.concat_tables([_state(empty), *self.state_parts(above, names)])
+
+    def state_parts(self, above: int, names: Sequence[str]) -> Iterator[pa.Table]:
+        """The states part by part, with these columns: rescued values may be large, and are reduced to `is_rescued`."""
+        return map(_state, self.silver.parts_above("__batch", above, columns=names))
 
     def documents(self, above: int, schema: pa.Schema) -> Iterator[pa.Table]:
         """The current documents among the rows of batches after `above`, part by part, with gold's columns (`schema`)."""
@@ -175,17 +181,23 @@ class FirstLoad:
 
 
 def first_load(table: current.GoldTable, sources: SourceFiles) -> FirstLoad | None:
-    """What a new table will contain; None if this process cannot read it, or it is more than `LOCAL_ROWS`."""
+    """What a new table will contain; None if this process cannot read it, or Spark is faster."""
     silver = sources.silver
     try:
-        states = sources.states(-1) if silver.move_to(table.work.silver.version) else None
+        if not silver.move_to(table.work.silver.version):
+            return None
+        size_bytes = sum(file["size"] for file in silver.files())
+        many = max(LOCAL_ROWS, collection_events.span_events(table.spark)) if size_bytes <= FILE_BYTES else LOCAL_ROWS
+        if silver.row_count() > many:
+            return None
+        count, has_rescued = 0, False
+        for part in sources.state_parts(-1, [name for name in ("__rescued", *_STATE) if name in silver.schema.names]):
+            documents = part.filter(pc.invert(_is_gone(part)))
+            count += documents.num_rows
+            has_rescued = has_rescued or pc.any(documents["is_rescued"]).as_py() or False
     except NotReadable:
         return None
-    if states is None:
-        return None
-    documents = states.filter(pc.invert(_is_gone(states)))
-    has_rescued = pc.any(documents["is_rescued"]).as_py() or False
-    return FirstLoad(documents.num_rows, _wanted(silver.spark_schema(), has_rescued=has_rescued))
+    return FirstLoad(count, _wanted(silver.spark_schema(), has_rescued=has_rescued))
 
 
 def loaded(first: FirstLoad, table: current.GoldTable, sources: SourceFiles, writer: Writer) -> int | None:
