@@ -104,19 +104,9 @@ class ModelInputs:
         return self._version(source.table, version) == (version, position["at"])
 
     def _version(self, table: tables.TableRef, version: int | None) -> tuple[int, str]:
-        """A version, or the newest one, and the identity of its rows: `current.rows_of` its last commit with metadata, or, after a RESTORE,
-        the version itself."""
-        # Lazily: there may be a hundred tables with long histories, and the newest commit is nearly always the one.
-        for commit in table_history.newest_first(self.spark, table):
-            version = commit.version if version is None else version
-            if commit.version > version:
-                continue
-            if commit.restored is not None:
-                break
-            if commit.metadata is not None:
-                return version, current.rows_of(commit.metadata)
-        assert version is not None, "a table has a commit"
-        return version, f"version {version}"
+        """A version, or the newest one, and the identity of its rows: `current.rows_of` the last commits with metadata, or, where another
+        program changed rows after they were written, or a RESTORE did, the version in which it did."""
+        return _newest(self.spark, table) if version is None else _identified(self.spark, table, version)
 
     def relation(self, ref: sql_model.Ref) -> str:
         """SQL for a reference, in a FROM clause."""
@@ -151,3 +141,27 @@ def collection_table(layout: tables.Layout, name: str) -> tables.TableRef:
     """The gold table of a collection, or its history (`<name>_history`)."""
     db, _, collection = name.partition(".")
     return layout.gold(db, collection)
+
+
+@table_history.cached  # a service looks every ten seconds, and the newest commit alone does not say it
+def _newest(spark: SparkSession, table: tables.TableRef) -> tuple[int, str]:
+    return _identified(spark, table, None)
+
+
+def _identified(spark: SparkSession, table: tables.TableRef, version: int | None) -> tuple[int, str]:
+    """`ModelInputs._version`."""
+    rows: str | None = None
+    # Lazily: there may be a hundred tables with long histories, and two commits nearly always suffice.
+    for commit in table_history.newest_first(spark, table):
+        version = commit.version if version is None else version
+        if commit.version > version:
+            continue
+        # Also behind claims, and commits that moved the position only: they repeat the identity of the rows before such a change.
+        if commit.is_foreign or commit.restored is not None:
+            return version, f"version {commit.version}"
+        if commit.metadata is not None:
+            before, rows = rows, current.rows_of(commit.metadata)
+            if before not in (None, rows):
+                return version, str(before)
+    assert version is not None, "a table has a commit"
+    return version, rows or f"version {version}"

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pipelines.gold import models
 from pipelines.operations import quarantine
-from tests.harness import bronze_rows
+from tests.harness import bronze_rows, oracle
 from tests.harness.layers import Hop, document, pipeline
 
 if TYPE_CHECKING:
@@ -61,3 +63,30 @@ def test_events_that_left_quarantine_are_in_its_table_until_they_are_erased(spar
     hop.bronze.append({"people": [document(1, 31, "c", name="B")]})
     hop.run()
     assert [row["name"] for row in hop.documents("people")] == ["B"]
+
+
+def test_models_lose_what_is_erased_from_the_tables_that_they_read(
+    spark: SparkSession, lakehouse: Path, tmp_path: Path
+) -> None:
+    """A DELETE moves no position: a model over a history is made again for it also where no other event comes."""
+    query = "SELECT _id, name, valid_from FROM {{ ref('cases.people_history'KEY) }}"
+    incremental = "{{ config(materialized='incremental', unique_key=['_id', 'valid_from']) }}\n"
+    (tmp_path / "whole.sql").write_text(query.replace("KEY", ""))
+    (tmp_path / "by_key.sql").write_text(incremental + query.replace("KEY", ", key=['_id', 'valid_from']"))
+    (tmp_path / "above.sql").write_text("SELECT name FROM {{ ref('by_key') }}")
+    hop = Hop(spark, pipeline(lakehouse, {"people": {"history": True}}), log="one")
+    hop.settings = replace(hop.settings, gold=replace(hop.settings.gold, models=str(tmp_path)))
+
+    def made() -> tuple[set[str], list[list[str]]]:
+        """What a run did, and the names in each model."""
+        did = {each.did for each in models.run(spark, hop.settings).models}
+        rows = (oracle.read(hop.layout.model(name).path or "")["name"].to_pylist() for name in ("whole", "by_key", "above"))
+        return did, [sorted(names) for names in rows]
+
+    hop.bronze.append({"people": [document(key, 10 + key, "c", name=f"p{key}") for key in (1, 2)]})
+    hop.bronze.append({"people": [{"op": "d", "key": 1, "at": 21}]})
+    hop.run()
+    assert made() == ({"whole"}, [["p1", "p2"]] * 3)
+    spark.sql(f"DELETE FROM {hop.layout.history(bronze_rows.DB, 'people')} WHERE __key = '1'")
+    assert made() == ({"whole", "changed"}, [["p2"]] * 3)
+    assert made() == ({"nothing"}, [["p2"]] * 3)

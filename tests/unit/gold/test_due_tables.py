@@ -72,6 +72,35 @@ def test_models_are_made_anew_where_their_inputs_began_anew(tmp_path: Path, name
     assert found[0] == found[1] != found[2]
 
 
+def test_models_are_made_anew_after_rows_were_erased_from_their_inputs(hop: Hop) -> None:
+    """By another program, whose commit carries no position: neither a claim, nor a move of the position without rows, hides it.
+
+    Compactions, settings, and what was erased before the last rows came count as no change.
+    """
+    before = at(hop, hop.gold_table)
+    committed(hop.gold_table, "OPTIMIZE")
+    committed(hop.gold_table, "SET TBLPROPERTIES")
+    assert at(hop, hop.gold_table) == before
+    committed(hop.gold_table, "DELETE", operationParameters={"predicate": '["(__key = 1)"]'})
+    erased = at(hop, hop.gold_table)
+    assert erased != before
+    writer = Writer.claim(SPARK, hop.gold_table)
+    assert at(hop, hop.gold_table) == erased
+    writer.mark(to=3, extra=current.unmoved(writer))
+    writer.release()
+    committed(hop.gold_table, "OPTIMIZE")
+    assert at(hop, hop.gold_table) == erased
+    committed(hop.gold_table, "RESTORE", operationParameters={"version": 1})
+    restored = at(hop, hop.gold_table)
+    assert restored not in (erased, before)
+    Writer.claim(SPARK, hop.gold_table).release()
+    assert at(hop, hop.gold_table) == restored
+    hop.append((3, bson.encode({"_id": 3})))
+    hop.silver()
+    committed(hop.gold_table, **stated(to=3, silver=99))
+    assert at(hop, hop.gold_table) not in (before, erased, restored)
+
+
 def test_an_older_copy_of_gold_is_written_anew_where_deletes_are_forgotten(hop: Hop) -> None:
     """The copy may have documents whose deletes are forgotten. A copy that had applied the deletes has none.
 
