@@ -229,8 +229,6 @@ class SilverPosition:
     added: tuple[str, ...] = ()
     """The columns that `add.fields` and `add.headers` ever added."""
     version: int = -1
-    is_restored: bool = field(default=False, compare=False)
-    """Whether a RESTORE is newer than all that silver has committed."""
     settled: CaughtUp | None = field(default=None, compare=False)
     """The statement about all tables by the last run that released the table cleanly."""
     origin: str = ""
@@ -243,6 +241,8 @@ class SilverPosition:
     kept: int = 0
     """The last batch that was applied in a mode in which rows of deleted documents stay: a delete up to it may be remembered and its row
     stay, where silver was killed in between and the mode changed."""
+    is_restored: bool = field(default=False, compare=False)
+    """Whether a RESTORE brought these rows back, or another program replaced them, and silver has applied nothing since."""
 
     def is_of_other(self, log: str | None) -> bool:
         """Whether `to` is a batch of another history of bronze than `log`."""
@@ -315,9 +315,9 @@ def silver_position(spark: SparkSession, table: tables.TableRef) -> SilverPositi
             **{name: metadata[name] for name in plain_names if metadata.get(name) is not None},
             added=tuple(metadata.get("added") or ()),
             version=standing.version,
-            is_restored=standing.is_restored,
             settled=CaughtUp(**metadata["settled"]) if "settled" in metadata else None,
             bronze=bronze_commit(metadata),
+            is_restored=standing.is_restored,
         )
     # Without the generation, the columns would be read with the schema from before the rebuild.
     generation = delta.check_ours(spark, table).get(GENERATION, "")

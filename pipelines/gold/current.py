@@ -90,6 +90,17 @@ class GoldWork:
         return self.gold.to is None or self.gold.to > self.silver.to or is_other
 
 
+def why_it_waits(silver: registry.SilverPosition, published_to: int | None) -> str:
+    """Why a gold table at the batch `published_to` stays as it is: silver was restored to an earlier one, and its rows are older until it
+    has applied something. Empty if it need not wait."""
+    if not silver.is_restored or silver.to >= (published_to or 0):
+        return ""
+    return (
+        f"silver was restored to batch {silver.to}, and gold has published batch {published_to}: gold stays as it is until "
+        "silver has applied the later events again"
+    )
+
+
 def forgotten_to(spark: SparkSession, deletes: tables.TableRef) -> int:
     """The newest batch from which maintenance has removed remembered deletes: a gold table before it may have missed one, and is rewritten.
 

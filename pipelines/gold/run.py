@@ -189,6 +189,7 @@ class _GoldRun:
     refused: dict[registry.Namespace, _Refusal] = field(default_factory=dict)
     empty: dict[registry.Namespace, registry.SilverPosition] = field(default_factory=dict)
     """Collections without a document and without a gold table, and silver's position at which that was found."""
+    waiting: set[registry.Namespace] = field(default_factory=set)  # for a restored silver, as the log says
     switched: set[registry.Namespace] = field(default_factory=set)
     failures: parallel.Failures = field(default_factory=parallel.Failures)
     sources: dict[registry.Namespace, in_process.SourceFiles | None] = field(default_factory=dict)
@@ -381,10 +382,13 @@ class _GoldRun:
         if refusal is not None and refusal.silver == silver:
             return None
         work = current.GoldWork(namespace, silver, self._position(namespace, silver))
-        if work.gold.to is None and self.empty.get(namespace) == silver:
+        if why := current.why_it_waits(silver, work.gold.to):
+            if namespace not in self.waiting:
+                log.warning("%s: %s", namespace, why)
+            self.waiting.add(namespace)
             return None
-        # As above: silver, which was restored, applies the events after its position again.
-        if silver.is_restored and (work.gold.to or 0) > silver.to:
+        self.waiting.discard(namespace)
+        if work.gold.to is None and self.empty.get(namespace) == silver:
             return None
         return work if work.is_rewrite or work.gold.to != silver.to else None
 

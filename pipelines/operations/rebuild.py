@@ -67,10 +67,11 @@ def _gold(
     history_position.check_free(writer.table, writer.metadata, namespace)
     audit = expectations.Gate.of(settings)
     table = current.at_silver(spark, delta.layout(settings.lakehouse), namespace, audit=audit)
-    if not table.work.silver.to:  # silver was removed or repaired: readers keep what they have
-        raise errors.DecisionNeeded(
-            f"{table.silver.label}: nothing has been applied yet, so gold stays as it was; run medallion silver first"
-        )
+    silver = table.work.silver
+    why = current.why_it_waits(silver, writer.metadata.get("to"))
+    if not silver.to or why:  # silver was removed, repaired or restored: readers keep what they have
+        why = why or "nothing has been applied yet, so gold stays as it was"
+        raise errors.DecisionNeeded(f"{table.silver.label}: {why}; run medallion silver first")
     comparison = table_comparison.compared(spark.table(str(writer.table)), table.documents())
     if not is_trial:
         table.rewritten(writer, extra={current.REBUILT: writer.identity.writer})

@@ -140,6 +140,32 @@ def test_readers_keep_what_gold_has_while_silver_begins_anew(hop: Hop) -> None:
     assert work is not None and work.is_rewrite
 
 
+def test_readers_keep_what_gold_has_while_silver_is_behind_it(hop: Hop, caplog: pytest.LogCaptureFixture) -> None:
+    """After a RESTORE of silver, and after a claim on it that applied nothing. The log says once what gold waits for.
+
+    What silver applies then is published. So is a restored silver that is not behind gold: it may have nothing to apply.
+    """
+    version = {(each.metadata or {}).get("to"): each.version for each in table_history.newest_first(SPARK, hop.silver_table)}
+    committed(hop.silver_table, "RESTORE", operationParameters={"version": version[1]})
+    assert registry.silver_position(SPARK, hop.silver_table).to == 1
+    service = hop.gold_run()
+    assert [service._work(T), service._work(T)] == [None, None]
+    assert caplog.text.count("cases.t: silver was restored to batch 1, and gold has published batch 2") == 1
+    Writer.claim(SPARK, hop.silver_table).release()
+    assert service._work(T) is None
+    with pytest.raises(errors.DecisionNeeded, match="run medallion silver first"):
+        rebuild.run(SPARK, hop.settings, collection=str(T), layer=tables.Layer.GOLD)
+    committed(hop.silver_table, **stated(to=2, origin="anew"))
+    work = due(hop)
+    assert work is not None and work.is_rewrite
+    committed(hop.gold_table, **stated(to=2, **current.GoldTable(SPARK, work, hop.silver_table, hop.silver_table).extra()))
+    later = committed(hop.silver_table, **stated(to=3, origin="anew"))
+    committed(hop.silver_table, **stated(to=4, origin="anew"))
+    committed(hop.silver_table, "RESTORE", operationParameters={"version": later})
+    work = due(hop)
+    assert work is not None and not work.is_rewrite
+
+
 @pytest.mark.parametrize(
     ("folded", "folds", "log", "start"),
     [(False, True, "a", 0), (False, False, "a", 7), (True, True, "a", 7), (None, True, "a", 7), (True, True, "b", 0)],
