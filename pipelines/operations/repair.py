@@ -8,10 +8,10 @@ back far enough that nothing is lost silently:
     silver, history   position 0: the next run applies all of bronze again, guarded by `sequence`; if old events were removed from
                       bronze, the run asks for a snapshot first
     gold              no position: the next run rewrites the table from silver
+    quarantine        keeps the other files; a rebuild of silver finds the events in bronze again
     ops/deletes       keeps the other files; the collection's gold table, which may lack some of the deletes, loses its position
     ops/collections   removes all files: the next run of silver finds the collections again
     ops/schemas       removes all files: silver refuses tables with unknown columns until they are rebuilt
-    quarantine        keeps the other files: a rebuild finds the events in bronze again
     others            only the missing rows are lost, and the result says so
 
 Every commit is fenced and leaves a readable table: if a run is killed, run it again.
@@ -149,6 +149,8 @@ def _forget_position(spark: SparkSession, table: tables.TableRef, *, take_over: 
 _AGAIN = {
     "silver": "medallion silver will apply all of bronze again",
     "history": "medallion gold will apply all of bronze again",
+    "quarantine": "run medallion rebuild for this collection, which puts the events of bronze that cannot be read into quarantine again; "
+    "until then later updates of their documents do not wait for them",
 }
 """What restores the rows of tables that are built from bronze."""
 
@@ -166,7 +168,7 @@ def _plan(
                 "medallion capture will read the later events from the oplog again; if it says that the position is lost, set "
                 "snapshot.mode: when_needed"
             )
-        case ("silver" | "history" as kind, *_):
+        case ("silver" | "history" | "quarantine" as kind, *_):
             return missing, _AGAIN[kind]
         case ("gold", *_):
             return missing, "medallion gold will rewrite the table"
@@ -182,11 +184,6 @@ def _plan(
             return (
                 files,
                 "run medallion rebuild for each collection, to rebuild its table and schema from bronze; until then silver refuses it",
-            )
-        case ("quarantine", *_):
-            return missing, (
-                "run medallion rebuild for this collection, to find its quarantined events in bronze again; until then their documents "
-                "take later updates without them"
             )
     return missing, "the contents of these files are lost"
 

@@ -283,12 +283,12 @@ def repaired(repairs: Sequence[RepairResult], *, is_whole: bool = True) -> None:
     """Show the result of `medallion repair`: tables with missing files, and what restores their rows; `is_whole`: all were checked."""
     screen = console()
     if not repairs and is_whole:
-        screen.print("no files are missing")
+        # Of a table whose whole folder is gone no log tells.
+        screen.print("no files are missing in the tables that are there")
     for repair in repairs:
-        change = (
-            "nothing was changed" if repair.version is None else f"{repair.taken_out:,} files were removed from the table"
-        )
-        screen.print(_text(f"{repair.table}: {len(repair.missing):,} files are missing; {change}. {repair.next}"))
+        removed, done = f"files removed from the table: {repair.taken_out:,}.", repair.version is not None
+        change = removed if done else "nothing was changed. After a repair:"
+        screen.print(_text(f"{repair.table}: missing files: {len(repair.missing):,}; {change} {repair.next}"))
 
 
 def rebuilt(result: RebuildResult) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -47,19 +48,6 @@ def test_silver_gold_and_facts_come_again(spark: SparkSession, tmp_path: Path) -
     assert repair.run(spark, hop.settings, failures=parallel.Failures()) == []
     hop.run()
     assert hop.documents(ORDERS) == wanted
-
-
-def test_events_in_quarantine_are_found_again_by_a_rebuild(spark: SparkSession, tmp_path: Path) -> None:
-    hop = Hop(spark, pipeline(tmp_path))
-    hop.bronze.append({ORDERS: [document(1, 10, "c", v=1), document(1, 11) | {"text": '{"_id": 1'}]})
-    hop.run()
-    table = hop.layout.quarantine(bronze_rows.DB, ORDERS)
-    held = [each.sequence for each in quarantine.listed(spark, table)]
-    lose(spark, table)
-    (found,) = repair.run(spark, hop.settings, failures=parallel.Failures())
-    assert "medallion rebuild" in found.next and [*quarantine.listed(spark, table)] == []
-    rebuild.run(spark, hop.settings, collection=f"{bronze_rows.DB}.{ORDERS}")
-    assert held and [each.sequence for each in quarantine.listed(spark, table)] == held
 
 
 def test_events_that_come_again_change_no_newer_row(spark: SparkSession, tmp_path: Path) -> None:
@@ -123,6 +111,35 @@ def test_nothing_that_was_made_of_lost_events_is_taken_for_whole(spark: SparkSes
     with pytest.raises(errors.DecisionNeeded, match="execute-snapshot"):
         hop.gold()
     assert [row["_id"] for row in hop.documents(ORDERS)] == [1]
+
+
+def test_events_of_a_lost_quarantine_are_in_bronze(spark: SparkSession, tmp_path: Path) -> None:
+    """The sentence names the command that brings them back, also where the whole table is gone, of which no log tells."""
+    hop = Hop(spark, pipeline(tmp_path))
+    hop.bronze.append({ORDERS: [document(1, 10, "c"), document(1, 11) | {"text": '{"_id": 1, "name": '}]})
+    hop.silver()
+    table = hop.layout.quarantine(bronze_rows.DB, ORDERS)
+
+    def held() -> list[str]:
+        return [each.reason for each in quarantine.listed(spark, table)]
+
+    reasons = held()
+    assert len(reasons) == 1
+    for _ in range(2):
+        lose(spark, table)
+        [found] = repair.run(spark, hop.settings, failures=parallel.Failures())
+        assert "medallion rebuild" in found.next and "lost" not in found.next
+        assert held() == []
+        rebuild.run(spark, hop.settings, collection=f"{bronze_rows.DB}.{ORDERS}")
+        assert held() == reasons
+    shutil.rmtree(table.path or "")
+    assert repair.run(spark, hop.settings, failures=parallel.Failures()) == []
+    rebuild.run(spark, hop.settings, collection=f"{bronze_rows.DB}.{ORDERS}")
+    assert held() == reasons
+    spark.sql(f"ALTER TABLE {hop.bronze.table} SET TBLPROPERTIES ('{bronze.TRIMMED}' = '6')")
+    lose(spark, table)
+    [found] = repair.run(spark, hop.settings, failures=parallel.Failures())
+    assert "execute-snapshot" in found.next and "medallion rebuild" not in found.next
 
 
 def test_a_file_that_a_power_failure_left_without_its_rows_is_missing(spark: SparkSession, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from rich.console import Console
 
 from cdc_core import errors
 from pipelines.capture.progress import CaptureProgress
-from pipelines.operations import cut, findings, maintain, model_status, quarantine, schema, status, units
+from pipelines.operations import cut, findings, maintain, model_status, quarantine, repair, schema, status, units
 from pipelines.silver import run as silver
 from pipelines.snapshot.snapshot import SnapshotProgress
 from pipelines.terminal import live_lines
@@ -219,6 +220,17 @@ def test_maintenance_of_nothing_says_so(capsys: pytest.CaptureFixture[str]) -> N
     """One line, and no table without rows."""
     report.maintained(maintain.MaintenanceResult("shop", (), seconds=0.0))
     assert capsys.readouterr().out == "there are no tables yet: start the pipeline first\n"
+
+
+def test_a_repair_says_no_more_than_it_knows(capsys: pytest.CaptureFixture[str]) -> None:
+    """No log tells of a table whose folder is gone. A dry run restores nothing."""
+    report.repaired([])
+    assert capsys.readouterr().out == "no files are missing in the tables that are there\n"
+    lost = repair.RepairResult("/silver/shop/a", ("a.parquet",), 1, "medallion silver will apply all of bronze again", None)
+    report.repaired([lost, replace(lost, version=7)])
+    trial, done = capsys.readouterr().out.splitlines()
+    assert "nothing was changed. After a repair: medallion silver will" in trial
+    assert "missing files: 1; files removed from the table: 1. medallion silver will" in done
 
 
 def test_the_newest_of_no_cuts_is_none_yet() -> None:
