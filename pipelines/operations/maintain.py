@@ -493,7 +493,7 @@ def _note_removed(words: _ResultLines, count: int, what: str) -> None:
 
 def _size_changes(before: delta.TableSize, after: delta.TableSize) -> Sequence[str]:
     lines = []
-    if before.files != after.files:
+    if after.files < before.files:  # more of them are its running writer's
         lines.append(f"{before.files:,} files became {after.files:,}")
     if before.stored is not None and after.stored is not None and after.stored < before.stored:
         lines.append(f"{(before.stored - after.stored) / 1e6:,.1f} MB freed")

@@ -22,6 +22,7 @@ from cdc_core.properties.source import CaptureMode
 from cdc_core.tables import layout as tables
 from pipelines import clock
 from pipelines.bronze import registry
+from pipelines.delta import tables as delta
 from pipelines.delta.writer import Writer
 from pipelines.operations import maintain
 from pipelines.spark import parallel
@@ -107,6 +108,13 @@ def test_what_a_killed_rebuild_left_is_removed(
         assert removed() == ["what a killed rebuild left removed"]
         assert not (tmp_path / "ops" / "rebuild").exists() and removed() == []
         assert registry.silver_position(SPARK, silver.ref).to == position.to
+
+
+def test_files_that_a_running_writer_adds_meanwhile_are_no_work_of_maintenance() -> None:
+    """It said that 3 files became 4, and in the same line that they were not compacted."""
+    sizes = [delta.TableSize(files, 10, stored) for files, stored in ((3, 30), (4, 30), (1, 10))]
+    assert [*maintain._size_changes(sizes[0], sizes[1])] == []
+    assert [*maintain._size_changes(sizes[0], sizes[2])] == ["3 files became 1", "0.0 MB freed"]
 
 
 def test_incomplete_rows_keep_no_events_where_nothing_is_folded(tmp_path: Path) -> None:
