@@ -165,7 +165,7 @@ def send_signal(
         signal = channels.send(spark, settings, type_=type_, data=content, id_=id_, ts_ms=clock.now_ms())
     bronze = delta.layout(settings.lakehouse).bronze(settings.name)
     # A relative root is that of another lakehouse in another working directory, where no capture finds the signal.
-    when = "next poll" if delta.exists(spark, bronze) else f"first start: there is no {bronze.label} yet"
+    when = "next poll, or when it starts" if delta.exists(spark, bronze) else f"first start: there is no {bronze.label} yet"
     message = f"signal {signal.id} ({signal.type}) sent; the capture of {settings.name} handles it at its {when}"
     click.echo(json.dumps({"id": signal.id, "type": signal.type, "data": content}) if as_json else message)
 

@@ -99,7 +99,10 @@ def test_the_command_sends_a_signal_that_the_next_start_finds(
         ],
         catch_exceptions=False,
     )
-    assert sent.output == "signal again (execute-snapshot) sent; the capture of shop handles it at its next poll\n"
+    assert (
+        sent.output
+        == "signal again (execute-snapshot) sent; the capture of shop handles it at its next poll, or when it starts\n"
+    )
     assert once(spark, found).snapshot_documents == 4
     assert once(spark, found).snapshot_documents == 0
     landed = rows(spark, found)
