@@ -185,11 +185,11 @@ def read(spark: SparkSession, settings: Settings) -> PipelineStatus:
 
 
 def refuse(status: PipelineStatus) -> None:
-    """Raise `CollectionsFailed` if a collection has no tables that can be read; call it after showing the status."""
+    """Raise `CollectionsFailed` if a collection has a table that cannot be read; call it after showing the status."""
     exit_codes = {each.collection: each.exit_code for each in status.collections if each.problem is not None}
     if exit_codes:
         worst = errors.worst_code(exit_codes.values())
-        raise errors.CollectionsFailed(f"{', '.join(exit_codes)}: no tables can be read; the status says why", worst)
+        raise errors.CollectionsFailed(f"{', '.join(exit_codes)}: a table cannot be read; the status says why", worst)
 
 
 def to_json(status: PipelineStatus) -> str:

@@ -115,7 +115,7 @@ def test_a_damaged_table_hides_no_other_collection(
     told = status.PipelineStatus("hand", 0, status.ServerStatus(), None, found)
     report.status(told)
     assert f"{found[0].collection}: {raised}" in " ".join(capsys.readouterr().out.split())
-    with pytest.raises(errors.CollectionsFailed, match=found[0].collection) as refused:
+    with pytest.raises(errors.CollectionsFailed, match=f"{found[0].collection}: a table cannot be read") as refused:
         status.refuse(told)
     assert refused.value.exit_code == raised.exit_code
 
