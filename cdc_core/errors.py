@@ -172,7 +172,7 @@ def together(failures: Mapping[str, Exception]) -> Exception:
     """One error for the failures of several collections or tables, by name; a single failure is returned as it is."""
     if len(failures) == 1:
         return next(iter(failures.values()))
-    lines = [f"{len(failures)} failed, the others did not:"]
+    lines = [f"{len(failures)} failed; others, if any, did not:"]
     lines += [f"{name}: {message_of(error)}" for name, error in failures.items()]
     worst_error = worst(list(failures.values()))
     return CollectionsFailed("\n  ".join(lines), code(worst_error))

@@ -116,6 +116,7 @@ def test_one_error_for_several_collections() -> None:
     busy, full = errors.CommitConflict("a: try again"), errors.DecisionNeeded("b: decide")
     assert errors.together({"d.a": busy}) is busy
     both = errors.together({"d.a": busy, "d.b": full})
+    assert str(both).startswith("2 failed; others, if any, did not:\n"), "there may be no others"
     assert (errors.code(both), "d.a" in str(both), "b: decide" in str(both)) == (3, True, True)
     bug = errors.together({"d.a": busy, "d.c": ValueError("secret")})
     assert (errors.code(bug), "secret" in str(bug)) == (1, False)
