@@ -333,7 +333,7 @@ def repair(file: options.SettingsFile, dry_run: bool, as_json: bool, take_over: 
 
     Files get lost when someone deletes them, through a VACUUM without retention, or with a disk; then every read of the table
     fails. This command removes them from the table in a commit that also moves its position back, so that the next run of capture,
-    silver and gold restores the rows. Stop the pipeline first.
+    silver and gold restores the rows. It says what to do where that is not enough, and which rows are lost. Stop the pipeline first.
 
     \b
     Examples:

@@ -165,8 +165,8 @@ def _plan(
             # Whole batches from the first missing one on: nothing may be missing before the new position.
             file_names = set(bronze_repair.rewound(batches, [file.name for file in missing]))
             return [file for file in files if file.name in file_names], (
-                "medallion capture will read the later events from the oplog again; if it says that the position is lost, set "
-                "snapshot.mode: when_needed"
+                "medallion capture will read the later events from the oplog again (if no batch is left, it begins as at its "
+                "first start); if it says that the position is lost, set snapshot.mode: when_needed"
             )
         case ("silver" | "history" | "quarantine" as kind, *_):
             return missing, _AGAIN[kind]
