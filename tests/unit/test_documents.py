@@ -16,10 +16,16 @@ from cdc_core.properties.source import PROPERTIES
 from cdc_core.schema import names as column_names
 from cdc_core.settings import debezium_import
 from cdc_core.settings import parse as settings
+from cdc_core.tables import claims
 from docs import render
 from jobs import command_line
-from pipelines.gold import history
+from jobs.commands import interrupts
+from pipelines.bronze import shard_moves
+from pipelines.gold import history, publish
+from pipelines.operations import cut
 from pipelines.settings import file as settings_file
+from pipelines.spark import parallel
+from pipelines.verify import comparison
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -206,3 +212,23 @@ def test_make_knows_what_the_readme_promises() -> None:
     shown = {target for path in DOCUMENTS for target in re.findall(r"^(?:\$ )?make ([a-z]+)", path.read_text("utf-8"), re.M)}
     assert {"demo", "test"} <= shown <= targets
     assert "make test" in (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("document", "amount", "sentence"),
+    [
+        ("concepts", shard_moves.BATCHES, r"at a start the\s+last ([\d,]+) batches of bronze"),
+        ("operations", parallel.LONGEST_RETRY_SECONDS / 60, r"less and less often, at least every (\d+)\s+minutes"),
+        ("operations", parallel.THREADS - 1, r"beside up to (three) such collections"),
+        ("operations", interrupts.STOP_SECONDS, r"a stop that takes longer than (\d+) seconds"),
+        ("operations", comparison.MOST_WRONG, r"after ([\d,]+) differences were confirmed"),
+        ("operations", comparison.LOOK_SECONDS / 60, r"checking the others took (\d+) minutes"),
+        ("operations", claims.LEASE_MS / 1000, r"committed to the table less than (\d+) seconds ago"),
+        ("gold", cut.PATIENCE_SECONDS, r"waits for the next clean cut, at most (\d+) seconds"),
+        ("gold", publish.MODELS_PAUSE_SECONDS, r"runs the models (ten) seconds after"),
+    ],
+)
+def test_amounts_are_those_of_the_code(document: str, amount: float, sentence: str) -> None:
+    """A constant that is changed leaves a false sentence behind."""
+    told = re.search(sentence, (ROOT / "docs" / f"{document}.md").read_text("utf-8"))
+    assert told is not None and float({"three": "3", "ten": "10"}.get(told[1], told[1].replace(",", ""))) == amount
